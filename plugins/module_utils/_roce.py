@@ -1,0 +1,444 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+"""Which GID index, HCA and netdev this node must use for its fabric address.
+
+The file is also a node-side program: a role copies it to the node, where ``roce.py --address A --output FILE`` runs
+before each start of a unit. So it imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import ipaddress
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import typing as t
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ADDRESS_COMMAND = ["ip", "-j", "-4", "addr", "show"]
+
+# "IB/RoCE v1" is the kernel's word, "RoCE v1" that of some vendor kernels.
+GID_TYPES = {"IB/RoCE v1": "v1", "RoCE v1": "v1", "RoCE v2": "v2"}
+# What reading gid_attrs/types/N says of a slot that is empty or belongs to another network namespace.
+EMPTY_SLOT_ERRNOS = frozenset({errno.EINVAL, errno.ENOENT, errno.ENODATA})
+
+
+class RoceError(Exception):
+    """Bad input or a bad node, said in one sentence: the value found, the rule it breaks, the way out."""
+
+
+@dataclass(frozen=True)
+class Gid:
+    """One row of a port's GID table; ``type`` is v1, v2 or unknown, ``ndev`` the netdev or empty."""
+
+    index: int
+    gid: ipaddress.IPv6Address
+    type: str
+    ndev: str
+
+    @property
+    def is_v4_mapped(self) -> bool:
+        """Whether the GID lies in ::ffff:0:0/96; a tail that only looks like it does not count."""
+        return self.gid.ipv4_mapped is not None
+
+    @property
+    def usable(self) -> bool:
+        """Whether NCCL can use the row for RoCE v2 over IPv4."""
+        return self.type == "v2" and self.is_v4_mapped
+
+
+class Port(t.NamedTuple):
+    """A port of an HCA; ``active`` is whether the kernel calls its state ACTIVE."""
+
+    name: str
+    number: int
+    active: bool = True
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}:{self.number}"
+
+
+@dataclass(frozen=True)
+class Selector:
+    """The meaning of an ``NCCL_IB_HCA`` value."""
+
+    exclude: bool
+    exact: bool
+    entries: tuple[tuple[str, int | None], ...]
+
+    def matches(self, entry: tuple[str, int | None], port: Port) -> bool:
+        name, number = entry
+        named = port.name == name if self.exact else port.name.startswith(name)
+        return named and number in (None, port.number)
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The answer for one node; ``hca`` is an exact selector, ``tables`` has one entry per port that it selects."""
+
+    index: int
+    hca: str
+    interface: str
+    tables: dict[Port, list[Gid]]
+    warnings: list[str]
+
+    @property
+    def env(self) -> dict[str, str]:
+        return environment(index=self.index, hca=self.hca, interface=self.interface)
+
+
+def gid_type(text: str) -> str:
+    """Return v1, v2 or unknown for the text of a ``gid_attrs/types`` file."""
+    return GID_TYPES.get(text.strip(" \t\r\n\0"), "unknown")
+
+
+def parse_table(rows: Iterable[Mapping[str, t.Any]]) -> list[Gid]:
+    """Return the filled rows in numeric order.
+
+    A row has ``index`` (text or number), ``gid``, ``type`` (None if it could not be read) and, optionally, ``ndev``.
+    Empty slots (zero GID or no type) and names that are no number are left out.
+    """
+    table = []
+    for row in rows:
+        index = str(row["index"])
+        if row["type"] is None or not index.isdecimal():
+            continue
+        try:
+            gid = ipaddress.IPv6Address(row["gid"].strip())
+        except ValueError as exc:
+            raise RoceError(f"GID {index} reads {row['gid']!r}, which is no IPv6 address: check sysfs_root") from exc
+        if int(gid):
+            table.append(Gid(int(index), gid, gid_type(row["type"]), (row.get("ndev") or "").strip()))
+    return sorted(table, key=lambda row: row.index)
+
+
+def parse_address(text: str) -> ipaddress.IPv4Address:
+    """Return the fabric address, or raise if it is not one plain IPv4 address."""
+    try:
+        return ipaddress.IPv4Address(text.strip())
+    except ValueError as exc:
+        raise RoceError(
+            f"The fabric address {text!r} is no IPv4 address: give one without a prefix length, such as 192.168.100.1"
+        ) from exc
+
+
+def parse_selector(text: str) -> Selector:
+    """Read NCCL's syntax: ``[^][=]name[:port][,...]``, where a name is a prefix unless the list starts with ``=``."""
+    rest = text.strip()
+    exclude, rest = rest.startswith("^"), rest.removeprefix("^")
+    exact, rest = rest.startswith("="), rest.removeprefix("=")
+    entries: list[tuple[str, int | None]] = []
+    for entry in rest.split(","):
+        match = re.fullmatch(r"([\w.-]+)(?::([0-9]+))?", entry.strip(), re.ASCII)
+        if match is None:
+            raise RoceError(
+                f"HCA selector {text!r} has the entry {entry!r}: write [^][=]NAME[:PORT][,...], as NCCL reads it"
+            )
+        entries.append((match[1], int(match[2], 10) if match[2] else None))
+    return Selector(exclude, exact, tuple(entries))
+
+
+def select_ports(selector: Selector, ports: Sequence[Port]) -> list[Port]:
+    """Return the ports a selector means; an entry that means none is an error, for NCCL would just go on without it."""
+    for entry in selector.entries:
+        if not selector.exclude and not any(selector.matches(entry, port) for port in ports):
+            wanted = entry[0] if entry[1] is None else f"{entry[0]}:{entry[1]}"
+            raise RoceError(f"No HCA of this node matches {wanted}: it has {_listed(port.label for port in ports)}")
+    return [
+        port for port in ports if any(selector.matches(entry, port) for entry in selector.entries) != selector.exclude
+    ]
+
+
+def exact_selector(chosen: Sequence[Port], ports: Sequence[Port]) -> str:
+    """Write the ports as ``=name[,name]``; a port number only where a device has ports that are not chosen."""
+    entries = []
+    for port in chosen:
+        whole = all(other in chosen for other in ports if other.name == port.name)
+        entries.append(port.name if whole else port.label)
+    return "=" + ",".join(dict.fromkeys(entries))
+
+
+def port_warnings(port: Port, table: Iterable[Gid]) -> list[str]:
+    """Return what is odd about one port's table."""
+    unknown = [row.index for row in table if row.type == "unknown"]
+    return [f"{port.label} has GIDs of an unknown type at {_listed(unknown)}; they are not used"] if unknown else []
+
+
+def choose_index(
+    tables: Mapping[str, Sequence[Gid]], address: ipaddress.IPv4Address, interface: str
+) -> tuple[int, list[str]]:
+    """Return the one GID index that serves all HCAs of a rank, and warnings.
+
+    Args:
+        tables: The GID table of each selected port, by label.
+        address: The fabric address; one of the tables must have a usable row for it.
+        interface: The netdev that owns the address; its rows win over those of a VLAN parent or child.
+
+    Raises:
+        RoceError: No row carries the address, or the HCAs have no usable index in common.
+    """
+    usable = {label: [row for row in table if row.usable] for label, table in tables.items()}
+    carriers = [row for rows in usable.values() for row in rows if row.gid.ipv4_mapped == address]
+    if not carriers:
+        candidates = [f"{row.index} ({row.gid.ipv4_mapped})" for rows in usable.values() for row in rows]
+        raise RoceError(
+            f"No RoCE v2 GID for {address} on {_listed(tables)}: usable are {_listed(candidates)}, "
+            "so check the address and the HCA"
+        )
+    own = [row for row in carriers if row.ndev == interface] or carriers
+    common = set.intersection(*({row.index for row in rows} for rows in usable.values()))
+    if not common:
+        sets = "; ".join(f"{label} has {_listed(row.index for row in rows)}" for label, rows in usable.items())
+        raise RoceError(
+            f"The HCAs have no usable GID index in common ({sets}), and NCCL takes one for all: "
+            "give each an IPv4 address or select fewer"
+        )
+    fitting = sorted({row.index for row in own} & common)
+    if not fitting:
+        index = min(common)
+        return index, [f"GID index {index} is common to all HCAs but does not carry {address}"]
+    if len(fitting) > 1:
+        return fitting[0], [f"{address} stands at the GID indexes {_listed(fitting)}; the lowest is taken"]
+    return fitting[0], []
+
+
+def choose_interface(address: ipaddress.IPv4Address, addresses: str, wanted: str | None) -> str:
+    """Return the netdev that owns the address.
+
+    Args:
+        address: The fabric address.
+        addresses: Output of ``ip -j -4 addr show``.
+        wanted: The netdev that the user named, or None.
+
+    Raises:
+        RoceError: No netdev owns the address, several do and none was named, or the named one does not.
+    """
+    try:
+        owned = [
+            (link["ifname"], info["local"])
+            for link in json.loads(addresses)
+            for info in link.get("addr_info", [])
+            if "local" in info
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise RoceError(
+            f"'{' '.join(ADDRESS_COMMAND)}' printed no list of links: install iproute2 5.0 or newer"
+        ) from exc
+    owners = [name for name, local in owned if local == str(address)]
+    if not owners:
+        raise RoceError(
+            f"No interface of this node owns {address}: it has "
+            f"{_listed(f'{local} on {name}' for name, local in owned)}, so correct the address or configure it"
+        )
+    if wanted is None:
+        if len(owners) > 1:
+            raise RoceError(f"{address} is owned by {_listed(owners)}: name the interface to use")
+        return owners[0]
+    if wanted not in owners:
+        raise RoceError(
+            f"{address} is owned by {_listed(owners)}, not by {wanted}: correct the interface or leave it out"
+        )
+    return wanted
+
+
+def environment(*, index: int | str | None, hca: str, interface: str) -> dict[str, str]:
+    """Return the variables for NCCL and Gloo; without an index its key is absent, so that NCCL chooses.
+
+    NCCL matches interfaces by prefix too, hence the exact form, which keeps ``eth0`` from meaning ``eth0.40`` as well.
+    Gloo takes the plain name.
+    """
+    text = index_text(index)
+    return {
+        **({} if text is None else {"NCCL_IB_GID_INDEX": text}),
+        "NCCL_IB_HCA": hca,
+        "NCCL_SOCKET_IFNAME": f"={interface}",
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_IB_DISABLE": "0",
+    }
+
+
+def index_text(value: int | str | None) -> str | None:
+    """Return a GID index as NCCL cannot misread it: NCCL takes ``auto`` for 0 and ``010`` for 8 without a word."""
+    text = "" if value is None else str(value).strip()
+    if not text:
+        return None
+    if not re.fullmatch(r"0|[1-9][0-9]*", text):
+        raise RoceError(f"GID index {text!r} is no decimal number without leading zeros: correct it or leave it out")
+    return text
+
+
+def render_env_file(env: Mapping[str, str]) -> str:
+    """Return the text of a systemd ``EnvironmentFile``: one ``KEY=value`` a line, nothing that needs quoting."""
+    for key, value in env.items():
+        if not re.fullmatch(r"[\w.:,=^@-]+", value, re.ASCII):
+            raise RoceError(f"{key} would be {value!r}: a value must be non-empty and free of spaces and quotes")
+    return "".join(f"{key}={value}\n" for key, value in env.items())
+
+
+class Sysfs:
+    """What the kernel tells about HCAs below one root (``/sys``)."""
+
+    def __init__(self, root: str) -> None:
+        self.net = Path(root, "class", "net")
+        self.infiniband = Path(root, "class", "infiniband")
+
+    def ports(self) -> list[Port]:
+        """Return every port of every HCA, by name and number."""
+        found = []
+        for path in self.infiniband.glob("*/ports/*"):
+            if path.name.isdecimal():
+                state = _read(path / "state")
+                found.append(Port(path.parent.parent.name, int(path.name), state is None or ": ACTIVE" in state))
+        if not found:
+            raise RoceError(f"{self.infiniband} has no HCA: load the RDMA driver (mlx5_ib) or correct sysfs_root")
+        return sorted(found)
+
+    def table(self, port: Port) -> list[Gid]:
+        """Return the filled rows of a port's GID table."""
+        base = self.infiniband / port.name / "ports" / str(port.number)
+        try:
+            names = os.listdir(base / "gids")
+        except OSError as exc:
+            raise RoceError(f"{port.label} has no GID table ({exc.strerror}): is it a RoCE port?") from exc
+        return parse_table(
+            {
+                "index": name,
+                "gid": _read(base / "gids" / name) or "::",
+                "type": _read(base / "gid_attrs" / "types" / name),
+                "ndev": _read(base / "gid_attrs" / "ndevs" / name),
+            }
+            for name in names
+        )
+
+    def ports_of(self, interface: str, ports: Sequence[Port]) -> list[Port]:
+        """Return the ports behind a netdev: its own device's, else (VLAN, bond) those with a GID row of it."""
+        devices = {path.name for path in (self.net / interface / "device" / "infiniband").glob("*")}
+        found = [port for port in ports if port.name in devices]
+        if len(found) == 1:
+            return found
+        with_row = [port for port in found or ports if any(row.ndev == interface for row in self.table(port))]
+        if with_row or found:
+            return with_row or found
+        if (self.net / interface / "device").exists():
+            raise RoceError(f"No RDMA device behind {interface}: choose the address of a RoCE port or name the HCA")
+        raise RoceError(f"{interface} has no parent device and no GID row: use a member port or name the HCA")
+
+
+def resolve(
+    *, address: str, hca: str | None, interface: str | None, sysfs: Sysfs, list_addresses: Callable[[], str]
+) -> Resolution:
+    """Find netdev, HCA ports and GID index for a fabric address.
+
+    Args:
+        address: The node's IPv4 address on the fabric.
+        hca: An ``NCCL_IB_HCA`` selector, or None for the HCA behind the netdev.
+        interface: The netdev, or None for the one that owns the address.
+        sysfs: The kernel's view.
+        list_addresses: Returns the output of ``ip -j -4 addr show``.
+
+    Raises:
+        RoceError: This node cannot serve on that address.
+    """
+    wanted = parse_address(address)
+    netdev = choose_interface(wanted, list_addresses(), interface)
+    ports = sysfs.ports()
+    selected = sysfs.ports_of(netdev, ports) if hca is None else select_ports(parse_selector(hca), ports)
+    active = [port for port in selected if port.active]
+    if not active:
+        raise RoceError(
+            f"No selected HCA port is ACTIVE ({_listed(port.label for port in selected)}): "
+            "check the cable and the selector on this node"
+        )
+    tables = {port: sysfs.table(port) for port in active}
+    warnings = [f"{port.label} is not ACTIVE and is left out" for port in selected if not port.active]
+    if wanted.is_link_local:
+        warnings.append(f"{wanted} is a link-local address and may change: give the fabric a static one")
+    for port, table in tables.items():
+        warnings += port_warnings(port, table)
+    index, notes = choose_index({port.label: table for port, table in tables.items()}, wanted, netdev)
+    return Resolution(index, exact_selector(active, ports), netdev, tables, warnings + notes)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file of mode 0644 that is either whole or absent."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the environment file of this start, or leave none and return 1."""
+    parser = argparse.ArgumentParser(description="Resolve the RoCE environment of this node for NCCL and Gloo.")
+    parser.add_argument("--address", required=True, help="IPv4 address of this node on the fabric")
+    parser.add_argument("--hca", help="NCCL_IB_HCA selector (default: the HCA behind the interface)")
+    parser.add_argument("--interface", help="netdev (default: the one that owns the address)")
+    parser.add_argument("--sysfs-root", default="/sys")
+    parser.add_argument("--output", required=True, type=Path, help="EnvironmentFile to write")
+    options = parser.parse_args(arguments)
+    try:
+        # A stale answer must not outlive a failure: the index drifts while the node is up.
+        options.output.unlink(missing_ok=True)
+        found = resolve(
+            address=options.address,
+            hca=options.hca,
+            interface=options.interface,
+            sysfs=Sysfs(options.sysfs_root),
+            list_addresses=_run_ip,
+        )
+        write_atomically(options.output, render_env_file(found.env))
+    except RoceError as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    except OSError as exc:
+        print(f"Cannot write {options.output}: {exc.strerror}", file=sys.stderr)
+        return 1
+    for warning in found.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(f"GID index {found.index} on {found.hca} ({found.interface}) for {options.address}")
+    return 0
+
+
+def _run_ip() -> str:
+    try:
+        done = subprocess.run(ADDRESS_COMMAND, capture_output=True, text=True, check=False)
+    except FileNotFoundError as exc:
+        raise RoceError("The command 'ip' is missing on this node: install iproute2") from exc
+    if done.returncode:
+        raise RoceError(f"'{' '.join(ADDRESS_COMMAND)}' failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _read(path: Path) -> str | None:
+    """Return the text of a sysfs file, or None for an empty slot."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError as exc:
+        if exc.errno in EMPTY_SLOT_ERRNOS:
+            return None
+        raise RoceError(f"Cannot read {path}: {exc.strerror}") from exc
+
+
+def _listed(items: Iterable[object]) -> str:
+    return ", ".join(str(item) for item in items) or "none"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

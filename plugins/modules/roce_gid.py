@@ -1,0 +1,212 @@
+#!/usr/bin/python
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: roce_gid
+short_description: Resolve the RoCE GID index, HCA and interface of a node
+description:
+  - Finds, from the kernel of this node, which interface owns the fabric address, which HCA is behind it and which row
+    of its GID table is the RoCE v2 row of that address, and returns the environment that NCCL and Gloo need.
+  - GID tables are per node and change while it is up, so resolve on every node and never pass one node's index to
+    another.
+author: The sparks.hy3 contributors (@sparks-hy3)
+extends_documentation_fragment:
+  - sparks.hy3._attributes
+  - sparks.hy3._attributes.info
+requirements:
+  - The C(ip) command of iproute2.
+options:
+  address:
+    description: IPv4 address of the node on the fabric, without a prefix length.
+    type: str
+    required: true
+  hca:
+    description:
+      - Which HCAs to use, in the syntax of E(NCCL_IB_HCA), for example V(=rocep1s0f1) or V(=rocep1s0f1,roceP2p1s0f1).
+      - A name is a prefix unless the list starts with V(=); V(^) excludes; V(:1) after a name selects a port.
+      - If left out, the HCA behind O(interface) is used.
+    type: str
+  interface:
+    description: The network interface that owns O(address). Needed only if several do.
+    type: str
+  sysfs_root:
+    description: Where the kernel's device tree is mounted.
+    type: path
+    default: /sys
+"""
+
+EXAMPLES = r"""
+---
+- name: Resolve the fabric of this node
+  sparks.hy3.roce_gid:
+    address: 192.168.100.1
+  register: fabric
+
+- name: Use both HCAs of one cage
+  sparks.hy3.roce_gid:
+    address: 192.168.100.1
+    hca: "=rocep1s0f1,roceP2p1s0f1"
+"""
+
+RETURN = r"""
+gid_index:
+  description: The GID index that serves all selected HCAs.
+  returned: success
+  type: int
+  sample: 3
+hca:
+  description: The selected HCAs as an exact E(NCCL_IB_HCA) selector.
+  returned: success
+  type: str
+  sample: =rocep1s0f1
+interface:
+  description: The network interface that owns O(address).
+  returned: success
+  type: str
+  sample: enp1s0f1np1
+env:
+  description: The environment variables for NCCL and Gloo on this node.
+  returned: success
+  type: dict
+  sample:
+    NCCL_IB_GID_INDEX: "3"
+    NCCL_IB_HCA: =rocep1s0f1
+    NCCL_SOCKET_IFNAME: =enp1s0f1np1
+    GLOO_SOCKET_IFNAME: enp1s0f1np1
+    NCCL_IB_DISABLE: "0"
+hcas:
+  description: The selected HCA ports and their GID tables.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: Name of the HCA.
+      type: str
+      sample: rocep1s0f1
+    port:
+      description: Port number.
+      type: int
+      sample: 1
+    netdev:
+      description: The interface of the row at RV(hcas[].index), empty if the kernel names none.
+      type: str
+      sample: enp1s0f1np1
+    index:
+      description: The GID index used on this port, the same as RV(gid_index).
+      type: int
+      sample: 3
+    usable:
+      description: The indexes of the RoCE v2 rows with an IPv4 address.
+      type: list
+      elements: int
+      sample: [3, 5]
+    table:
+      description: The filled rows of the GID table.
+      type: list
+      elements: dict
+      contains:
+        index:
+          description: GID index.
+          type: int
+          sample: 3
+        gid:
+          description: The GID as an IPv6 address, in the form of sysfs.
+          type: str
+          sample: 0000:0000:0000:0000:0000:ffff:c0a8:6401
+        type:
+          description: RoCE version of the row.
+          type: str
+          choices: [v1, v2, unknown]
+          sample: v2
+        ndev:
+          description: The interface of the row, empty if the kernel names none.
+          type: str
+          sample: enp1s0f1np1
+    warnings:
+      description: What is odd about the table, such as rows of an unknown type.
+      type: list
+      elements: str
+      sample: []
+warnings:
+  description: What is accepted but worth a look, such as a link-local address.
+  returned: when there are any
+  type: list
+  elements: str
+  sample: []
+"""
+
+import typing as t
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.sparks.hy3.plugins.module_utils._roce import (
+    ADDRESS_COMMAND,
+    Gid,
+    Port,
+    Resolution,
+    RoceError,
+    Sysfs,
+    port_warnings,
+    resolve,
+)
+
+
+def describe_port(port: Port, table: list[Gid], index: int) -> dict[str, t.Any]:
+    return {
+        "name": port.name,
+        "port": port.number,
+        "netdev": next((row.ndev for row in table if row.index == index), ""),
+        "index": index,
+        "usable": [row.index for row in table if row.usable],
+        "table": [{"index": row.index, "gid": row.gid.exploded, "type": row.type, "ndev": row.ndev} for row in table],
+        "warnings": port_warnings(port, table),
+    }
+
+
+def describe(found: Resolution) -> dict[str, t.Any]:
+    return {
+        "gid_index": found.index,
+        "hca": found.hca,
+        "interface": found.interface,
+        "env": found.env,
+        "hcas": [describe_port(port, table, found.index) for port, table in found.tables.items()],
+    }
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "address": {"type": "str", "required": True},
+            "hca": {"type": "str"},
+            "interface": {"type": "str"},
+            "sysfs_root": {"type": "path", "default": "/sys"},
+        },
+        supports_check_mode=True,
+    )
+
+    def list_addresses() -> str:
+        command = [module.get_bin_path(ADDRESS_COMMAND[0], required=True), *ADDRESS_COMMAND[1:]]
+        return module.run_command(command, check_rc=True)[1]
+
+    try:
+        found = resolve(
+            address=module.params["address"],
+            hca=module.params["hca"],
+            interface=module.params["interface"],
+            sysfs=Sysfs(module.params["sysfs_root"]),
+            list_addresses=list_addresses,
+        )
+    except RoceError as exc:
+        module.fail_json(msg=str(exc))
+    for warning in found.warnings:
+        module.warn(warning)
+    module.exit_json(changed=False, **describe(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -119,13 +119,12 @@ def plan(seen: Seen, patches: list[Patch], goal: Goal) -> Plan:
         stale = seen.record is not None and seen.record.original == seen.content
         return Plan(seen, before, seen.content, None if stale else seen.record, before)
     original = seen.record.original if seen.record and seen.ours else seen.content
-    known = {**CATALOGUE, **{patch.id: patch for patch in patches}}
-    if wanted - known.keys():
+    if wanted - CATALOGUE.keys():
         raise Hy3Error(
-            f"{seen.file} carries patch {', '.join(sorted(wanted - known.keys()))}, which this version of the "
+            f"{seen.file} carries patch {', '.join(sorted(wanted - CATALOGUE.keys()))}, which this version of the "
             "collection does not know: use the version that made it, or reinstall the engine."
         )
-    chosen = [patch for name, patch in known.items() if name in wanted]
+    chosen = [patch for name, patch in CATALOGUE.items() if name in wanted]
     content = build(original, chosen)
     record = None
     if chosen:
@@ -197,6 +196,7 @@ def carry_out(item: Plan, package: Package) -> None:
 def report(plans: list[Plan], package: Package, goal: Goal) -> dict[str, Any]:
     """The return values about files; for ``reported``, the hashes and states are those found."""
     entries, diffs, texts, now = [], [], [], {}
+    refused = any(finding.state in ("partial", "unrecognised") for item in plans for finding in item.before.values())
     for item in plans:
         file, found = item.seen.file, item.seen.content
         content, after = (found, item.before) if goal == "reported" else (item.content, item.after)
@@ -215,7 +215,7 @@ def report(plans: list[Plan], package: Package, goal: Goal) -> dict[str, Any]:
                     "sha256": now[file],
                 }
             )
-        if item.changed and found is not None and item.content is not None:
+        if item.changed and not refused and found is not None and item.content is not None:
             old, new = Source(found).text, Source(item.content).text
             path = str(package.path(file))
             diffs.append({"before": old, "after": new, "before_header": path, "after_header": path})
@@ -224,7 +224,7 @@ def report(plans: list[Plan], package: Package, goal: Goal) -> dict[str, Any]:
         "changed": goal != "reported" and bool(diffs),
         "patches": entries,
         "digest": sha256(json.dumps(now, sort_keys=True).encode()),
-        "diff": diffs,
+        "diff": [] if goal == "reported" else diffs,
         "unified_diff": "".join(texts),
     }
 

@@ -44,8 +44,8 @@ def _mtp_head(tree: ast.Module) -> Finding:
     # config and quant_config come first, so a third positional argument is the prefix.
     gets_prefix = keyword(site, "prefix") is not None or len(site.args) > 2
     if takes_prefix != gets_prefix:
-        there, missing = ("is a parameter", "passed") if takes_prefix else ("is passed", "a parameter")
-        return Finding("partial", f"prefix {there} of {_HEAD_CLASS} but not {missing}")
+        missing = "gets no prefix for its parameter" if takes_prefix else "has no parameter for the prefix it gets"
+        return Finding("partial", f"{_HEAD_CLASS} {missing}")
     prefix = keyword(head, "prefix")
     if prefix is None:
         return _unnamed_head(head, takes_prefix=takes_prefix)
@@ -61,7 +61,7 @@ def _named_head(name: ast.expr, *, takes_prefix: bool) -> Finding:
     if not strings or strings[-1].rpartition(".")[2] != "lm_head" or variables != {"prefix"}:
         return Finding("unrecognised", f"the head is named {ast.unparse(name)}")
     if not takes_prefix:
-        return Finding("partial", f"the head is named by prefix, which is not a parameter of {_HEAD_CLASS}")
+        return Finding("partial", f"the head is named by a prefix that {_HEAD_CLASS} has no parameter for")
     return Finding("upstream_fixed", f"the head is named {ast.unparse(name)}")
 
 

@@ -1,0 +1,147 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+"""What a patch is, and how Python source is read and edited through its syntax tree."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+State = Literal["absent", "upstream_fixed", "defect", "applied", "partial", "unrecognised"]
+
+# What ends a line for Python; a form feed or U+2028 does not.
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+
+
+class Finding(NamedTuple):
+    """The state of one patch in one file; ``why`` is a clause for a person and may be empty."""
+
+    state: State
+    why: str = ""
+
+
+class Edit(NamedTuple):
+    """Replace the bytes from ``start`` to ``end`` (offsets of ``Source``) by ``text``, whose line ends are ``\\n``."""
+
+    start: int
+    end: int
+    text: str
+
+
+class Source:
+    """A Python file: its text, its syntax tree, and offsets into its UTF-8 form.
+
+    The tree counts columns in bytes of UTF-8 whatever encoding the file declares, so edits are made there and the
+    result goes back into the file's own encoding, byte order mark and line ends.
+
+    Raises SyntaxError or ValueError where the running interpreter cannot read the file.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        self.encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0]
+        self.text = raw.decode(self.encoding)
+        self.tree = ast.parse(self.text)
+        self._utf8 = self.text.encode()
+        self._line_starts = [0, *(match.end() for match in _LINE_END.finditer(self._utf8))]
+
+    def start(self, node: ast.expr | ast.stmt | ast.keyword) -> int:
+        """Offset in bytes of the first byte of ``node``."""
+        return self._line_starts[node.lineno - 1] + node.col_offset
+
+    def insert_before(self, node: ast.expr | ast.stmt | ast.keyword, text: str) -> Edit:
+        """Put ``text`` before ``node``: on a line of its own where the node begins its line, else on the same line."""
+        start = self.start(node)
+        lead = self._utf8[self._line_starts[node.lineno - 1] : start]
+        return Edit(start, start, text + ("\n" + lead.decode() if lead.isspace() else " "))
+
+    def edited(self, edits: Iterable[Edit]) -> bytes:
+        """The file's new bytes."""
+        content = self._utf8
+        for edit in sorted(edits, reverse=True):
+            line_end = _LINE_END.search(self._utf8, edit.start)
+            text = edit.text.replace("\n", line_end.group().decode() if line_end else "\n")
+            content = content[: edit.start] + text.encode() + content[edit.end :]
+        return content.decode().encode(self.encoding)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One entry of the catalogue.
+
+    ``inspect`` decides by the syntax tree alone; it says ``applied`` only for the exact form that ``edits`` makes.
+    ``edits`` is called for a tree in state ``defect`` and returns edits that do not overlap.
+    """
+
+    id: str
+    engine: str  # the name of its Python package
+    file: str  # relative to the directory that holds the package
+    title: str
+    harm: str  # what goes wrong without it
+    source: str
+    inspect: Callable[[ast.Module], Finding]
+    edits: Callable[[Source], list[Edit]]
+
+
+def classes(tree: ast.AST, name: str) -> list[ast.ClassDef]:
+    """Every definition of class ``name`` in ``tree``."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name]
+
+
+def methods(owner: ast.ClassDef, name: str) -> list[ast.FunctionDef]:
+    """Every definition of method ``name`` in the body of ``owner``."""
+    return [node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == name]
+
+
+def calls(tree: ast.AST, name: str) -> list[ast.Call]:
+    """Every call of ``name(...)`` or ``….name(...)`` in ``tree``."""
+
+    def called(node: ast.Call) -> str | None:
+        if isinstance(node.func, ast.Name):
+            return node.func.id
+        return node.func.attr if isinstance(node.func, ast.Attribute) else None
+
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node) == name]
+
+
+def keyword(call: ast.Call, name: str) -> ast.keyword | None:
+    """The keyword argument ``name`` of ``call``."""
+    return next((item for item in call.keywords if item.arg == name), None)
+
+
+def unpacks(call: ast.Call) -> bool:
+    """Whether ``call`` has ``*args`` or ``**kwargs``, so that its arguments cannot be read from the tree."""
+    return any(isinstance(arg, ast.Starred) for arg in call.args) or any(item.arg is None for item in call.keywords)
+
+
+def parameters(function: ast.FunctionDef) -> set[str]:
+    """Names of the parameters of ``function``, without ``*args`` and ``**kwargs``."""
+    every = function.args
+    return {item.arg for item in (*every.posonlyargs, *every.args, *every.kwonlyargs)}
+
+
+def alias_of(tree: ast.Module) -> str | None:
+    """Dotted name of the module that this file puts into ``sys.modules`` in its own place, None for a real module.
+
+    vLLM leaves such files where a module used to be: an edit there would reach code that nobody runs.
+    """
+    names = dict(_imported(tree))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(ast.unparse(t) == "sys.modules[__name__]" for t in node.targets):
+            value = ast.unparse(node.value)
+            return names.get(value, value)
+    return None
+
+
+def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from ((item.asname or item.name, item.name) for item in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from ((item.asname or item.name, f"{node.module}.{item.name}") for item in node.names)

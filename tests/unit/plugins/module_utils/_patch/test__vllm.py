@@ -1,0 +1,132 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""P1 on small sources with the structure of vLLM's file: each state by the syntax tree, and the exact edit."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from typing import Any
+
+import pytest
+from ansible_collections.sparks.hy3.plugins.module_utils._patch import build
+from ansible_collections.sparks.hy3.plugins.module_utils._patch._edit import State
+from ansible_collections.sparks.hy3.plugins.module_utils._patch._vllm import PATCHES
+
+(P1,) = PATCHES
+
+PLAIN = "cfg.vocab, cfg.width, quant_config=quant_config"
+SITE = "config=cfg, quant_config=quant_config"
+
+
+def drafter(head: str = PLAIN, *, parameter: str = "", site: str = SITE, config: str = "PretrainedConfig") -> str:
+    """The two classes that matter, with the arguments of both calls and a further parameter of the first class."""
+    return textwrap.dedent(
+        f"""\
+        from transformers import {config}
+
+        from .utils import maybe_prefix
+
+
+        class HYV3SharedHead(Module):
+            def __init__(
+                self,
+                cfg: {config},
+                quant_config: QuantizationConfig | None = None,
+                {parameter}
+            ) -> None:
+                super().__init__()
+                self.head = ParallelLMHead(
+                    {head}
+                )
+
+
+        class HYV3MultiTokenPredictorLayer(Module):
+            def __init__(self, cfg: {config}, prefix: str, quant_config=None) -> None:
+                self.shared_head = HYV3SharedHead({site})
+                self.block = HYV3DecoderLayer(config=cfg, quant_config=quant_config, prefix=prefix)
+        """
+    )
+
+
+PREFIX: dict[str, Any] = {"parameter": 'prefix: str = "",', "site": SITE + ", prefix=prefix"}
+TAKES: dict[str, Any] = {"parameter": PREFIX["parameter"]}
+PASSES: dict[str, Any] = {"site": PREFIX["site"]}
+BY_SEED = PLAIN + ', prefix=maybe_prefix(prefix, "lm_head")'
+HEAD_CLASS = drafter().partition("class HYV3MultiTokenPredictorLayer")[0]
+
+TEST_INSPECT: list[tuple[str, str, State]] = [
+    ("old-annotation", drafter(), "defect"),
+    ("new-annotation", drafter(config="PreTrainedConfig"), "defect"),
+    ("one-line-signature", drafter().replace("(\n        self,\n", "(self, "), "defect"),
+    ("by-keyword", drafter("num_embeddings=cfg.vocab, embedding_dim=cfg.width, quant_config=quant_config"), "defect"),
+    ("through-module", drafter().replace("ParallelLMHead(", "layers.ParallelLMHead("), "defect"),
+    # Field case B74: words that a guard by substring would take for the repair.
+    ("name-in-comment", drafter() + '# prefix="lm_head"\nlm_head_prefix = "lm_head"\n', "defect"),
+    ("prefix-elsewhere", drafter() + 'ParallelLMHead(1, 2, prefix="lm_head")\n', "defect"),
+    ("ours", drafter(PLAIN + ', prefix="lm_head"'), "applied"),
+    ("ours-and-prefix-passed", drafter(PLAIN + ', prefix="lm_head"', **PREFIX), "applied"),
+    # Field case B75: repaired by someone else.
+    ("seed-complete", drafter(BY_SEED, **PREFIX), "upstream_fixed"),
+    ("seed-positional", drafter(BY_SEED, **TAKES, site="cfg, quant_config, prefix"), "upstream_fixed"),
+    ("f-string", drafter(PLAIN + ', prefix=f"{prefix}.lm_head"', **PREFIX), "upstream_fixed"),
+    ("quant-none", drafter("cfg.vocab, cfg.width, quant_config=None"), "upstream_fixed"),
+    ("quant-left-out", drafter("cfg.vocab, cfg.width"), "upstream_fixed"),
+    ("half-parameter", drafter(**TAKES), "partial"),
+    ("half-call-site", drafter(**PASSES), "partial"),
+    ("half-head-and-parameter", drafter(BY_SEED, **TAKES), "partial"),
+    ("half-head-and-call-site", drafter(BY_SEED, **PASSES), "partial"),
+    ("half-head", drafter(BY_SEED), "partial"),
+    ("half-parameter-and-call-site", drafter(**PREFIX), "partial"),
+    # Field case B77: the place is there twice, or four times.
+    ("two-classes", drafter() + HEAD_CLASS, "unrecognised"),
+    ("two-heads", drafter().replace("super().__init__()", "ParallelLMHead(1, 2)"), "unrecognised"),
+    ("two-call-sites", drafter() + "HYV3SharedHead(cfg)\n", "unrecognised"),
+    ("four-heads", drafter().replace("super().__init__()", "ParallelLMHead(); " * 3), "unrecognised"),
+    ("no-call-site", HEAD_CLASS, "unrecognised"),
+    ("head-moved-out", drafter().replace("ParallelLMHead(", "make_head("), "unrecognised"),
+    ("class-renamed", drafter().replace("HYV3SharedHead", "SharedHead"), "unrecognised"),
+    ("other-name", drafter(PLAIN + ', prefix=maybe_prefix(prefix, "shared_head.head")', **PREFIX), "unrecognised"),
+    ("other-variable", drafter(PLAIN + ', prefix=f"{where}.lm_head"', **PREFIX), "unrecognised"),
+    ("empty-name", drafter(PLAIN + ', prefix=""'), "unrecognised"),
+    ("quant-computed", drafter("cfg.vocab, cfg.width, quant_config=pick(quant_config)"), "unrecognised"),
+    ("quant-by-position", drafter("cfg.vocab, cfg.width, False, None, None, 64, quant_config"), "unrecognised"),
+    ("head-unpacks", drafter("**kwargs"), "unrecognised"),
+    ("site-unpacks", drafter(site="*args"), "unrecognised"),
+    ("no-class", "class Other:\n    pass\n", "absent"),
+    ("empty", "", "absent"),
+]
+
+
+@pytest.mark.parametrize(("text", "state"), [row[1:] for row in TEST_INSPECT], ids=[row[0] for row in TEST_INSPECT])
+def test_inspect(text: str, state: State) -> None:
+    finding = P1.inspect(ast.parse(text))
+    assert finding.state == state
+    assert bool(finding.why) == (state not in ("defect", "applied"))
+
+
+def test_reason_counts_what_was_found() -> None:
+    assert P1.inspect(ast.parse(drafter() + "HYV3SharedHead(cfg)\n")).why == (
+        "expected each once, found 1 x class HYV3SharedHead, 1 x __init__ in it, 1 x call of ParallelLMHead there, "
+        "2 x call of HYV3SharedHead"
+    )
+
+
+DEFECTS = [row for row in TEST_INSPECT if row[2] == "defect"]
+
+
+@pytest.mark.parametrize("text", [row[1] for row in DEFECTS], ids=[row[0] for row in DEFECTS])
+def test_edit_adds_one_keyword_and_nothing_else(text: str) -> None:
+    old, new = text.encode(), build(text.encode(), [P1])
+    changed = [pair for pair in zip(old.splitlines(), new.splitlines(), strict=True) if pair[0] != pair[1]]
+    assert len(changed) == 1
+    assert changed[0][1].replace(b'prefix="lm_head", ', b"") == changed[0][0]
+
+
+def test_edit_on_lines_of_their_own() -> None:
+    lines = ["cfg.vocab,", "cfg.width,", "quant_config=quant_config,"]
+    indented = [f"            {line}\r\n" for line in lines]
+    text = drafter("HEAD").replace("\n", "\r\n").replace("            HEAD\r\n", "".join(indented))
+    new = build(text.encode(), [P1]).decode()
+    assert new == text.replace(indented[2], '            prefix="lm_head",\r\n' + indented[2])

@@ -5,8 +5,8 @@
 """Write a tiny Hy3 checkpoint whose right answers are known: real file formats, real names, real engines, about 37 MiB.
 
 The next token is a known function of the current one. Embeddings are the rows of a sign matrix, exactly orthogonal;
-row y of ``lm_head`` is the sum of the embeddings of the tokens that y follows. All other weights are noise, large enough
-that a missing or misplaced slice of any of them shows in the logprobs, and too small to change the most likely token.
+row y of ``lm_head`` is the sum of the embeddings of the tokens that y follows. All other weights are noise: large enough
+that a missing or misplaced slice of any of them shows in the logprobs, too small to change the most likely token.
 The drafter's ``eh_proj`` passes the embedding of the newest token on, so it guesses the same function.
 
 Standard library only, and integer arithmetic where it counts: a seed gives the same bytes on every machine.
@@ -89,7 +89,7 @@ def expected_text(count: int, after: str = "<eos>") -> str:
     return "".join(text)
 
 
-# Sizes: every one that tensor parallelism divides is a multiple of 4 ---------------------------------------------------
+# Sizes: every one that tensor parallelism divides is a multiple of 4 --------------------------------------------------
 
 HIDDEN = 512
 HEADS = 8
@@ -101,7 +101,7 @@ EXPERTS = 8
 DENSE_LAYERS = 1
 MAX_POSITIONS = 262144
 
-# Standard deviations, tuned with the real engine: see tests/integration/test_tiny_checkpoint.py for what they make visible.
+# Standard deviations, tuned with the real engine: tests/integration/test_tiny_checkpoint.py has what they make visible.
 PROJECTION_NOISE = 0.04
 ROUTER_NOISE = 0.05
 EH_PROJ_NOISE = 0.004
@@ -130,7 +130,7 @@ def bf16(value: float) -> bytes:
 
 
 def pack_bf16(values: list[int], value_of: Callable[[int], float]) -> bytes:
-    """Encode small integers, each standing for the number ``value_of`` it: exact, and one rounding per distinct value."""
+    """Encode small integers, each standing for ``value_of`` it: there are few, so each is rounded only once."""
     encoded = {value: bf16(value_of(value)) for value in set(values)}
     return b"".join([encoded[value] for value in values])
 
@@ -385,7 +385,7 @@ def small_files(layers: int) -> dict[str, str]:
 
 
 def shard(tensors: list[Tensor]) -> bytes:
-    """One safetensors file. The lab must not need a library for this, nor share its faults with the reader under test."""
+    """One safetensors file, written here so that the lab needs no library and the reader under test no help."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in tensors:
@@ -459,7 +459,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         parser.error(f"--acceptance {options.acceptance} is not a share; give a number from 0 to 1.")
     if options.layers <= DENSE_LAYERS:
         parser.error(
-            f"--layers {options.layers} leaves no layer with experts, which the engines refuse; give 2 or more."
+            f"--layers {options.layers} leaves no layer with experts, and engines refuse that; give 2 or more."
         )
     if options.shards < 1:
         parser.error(f"--shards {options.shards} holds no weights; give 1 or more.")

@@ -5,7 +5,7 @@
 """Write a tiny Hy3 checkpoint whose right answers are known: real file formats, real names, real engines, about 37 MiB.
 
 The next token is a known function of the current one. Embeddings are the rows of a sign matrix, exactly orthogonal;
-row y of ``lm_head`` is the sum of the embeddings of the tokens that y follows. All other weights are noise: large enough
+row y of ``lm_head`` is the sum of the embeddings of the tokens that y follows. All other weights are noise: so large
 that a missing or misplaced slice of any of them shows in the logprobs, too small to change the most likely token.
 The drafter's ``eh_proj`` passes the embedding of the newest token on, so it guesses the same function.
 

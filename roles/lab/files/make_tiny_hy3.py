@@ -2,10 +2,11 @@
 # Copyright (c) The sparks.hy3 contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write a tiny Hy3 checkpoint whose right answers are known: real file formats, real names, real engines, about 37 MiB.
+"""Write a tiny Hy3 checkpoint whose right answers are known: real file formats, real names, real engines, about 36 MiB.
 
-The next token is a known function of the current one. Embeddings are the rows of a sign matrix, exactly orthogonal;
-row y of ``lm_head`` is the sum of the embeddings of the tokens that y follows. All other weights are noise: so large
+The next token is a known function of the current one. Each token has its own direction, a row of a Hadamard matrix;
+row y of ``lm_head`` is the sum of the directions of the tokens that y follows. The embedding adds to a token's
+direction those of its two experts, so that rounding never changes the routing. All other weights are noise: so large
 that a missing or misplaced slice of any of them shows in the logprobs, too small to change the most likely token.
 The drafter's ``eh_proj`` passes the embedding of the newest token on, so it guesses the same function.
 
@@ -36,7 +37,7 @@ MARKERS = (
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
 NAMED_WORDS = ("Paris", "get_weather", "city", "Tokyo", " France", " has", " one", " capital")
-VOCAB_SIZE = 512
+VOCAB_SIZE = 448
 CYCLE = tuple(f" w{n:03d}" for n in range(VOCAB_SIZE - 256 - len(SPECIAL) - len(MARKERS) - len(NAMED_WORDS)))
 
 
@@ -98,18 +99,21 @@ HEAD_DIM = 128
 DENSE_INTERMEDIATE = 1024
 EXPERT_INTERMEDIATE = 256
 EXPERTS = 8
+EXPERTS_PER_TOKEN = 2
 DENSE_LAYERS = 1
 MAX_POSITIONS = 262144
 
 # Standard deviations, tuned with the real engine: tests/integration/test_tiny_checkpoint.py has what they make visible.
-PROJECTION_NOISE = 0.04
-ROUTER_NOISE = 0.05
+PROJECTION_NOISE = 0.03
+ROUTER_NOISE = 0.005
 EH_PROJ_NOISE = 0.004
-NORM_NOISE = 0.05
+NORM_NOISE = 0.2
 EXPERT_BIAS_NOISE = 0.01
 # The right logit is about 512 / 32 x cos(embedding, hidden state) = 12: sure under sampling too, and bfloat16 still
 # resolves it to 1/16.
 HEAD_SCALE = 1 / 32
+# Gives the two chosen experts router logits near 2, where their weights still depend on the noise.
+ROUTER_SCALE = 1 / 128
 # A wrong draft names the word this far along the cycle.
 WRONG_DRAFT_STEP = 7
 
@@ -140,6 +144,12 @@ def sign(row: int, column: int) -> int:
     return -1 if (row & column).bit_count() & 1 else 1
 
 
+def experts_of(token: int) -> tuple[int, int]:
+    """The two experts that every layer routes a token to; all pairs occur."""
+    first = token % EXPERTS
+    return first, (first + 1 + token // EXPERTS % (EXPERTS - 1)) % EXPERTS
+
+
 class Weights:
     """All tensors of the checkpoint, from the seed alone."""
 
@@ -147,23 +157,32 @@ class Weights:
         self.seed = seed
         self.layers = layers
         self.acceptance = acceptance
-        flips = self._random("embedding")
+        flips = self._random("signs")
         column_signs = [flips.choice((-1, 1)) for _ in range(HIDDEN)]
-        self.embedding = [
-            [sign(token, column) * column_signs[column] for column in range(HIDDEN)] for token in range(VOCAB_SIZE)
+        # One direction a token, then one an expert; all are orthogonal.
+        self.directions = [
+            [sign(row, column) * column_signs[column] for column in range(HIDDEN)]
+            for row in range(VOCAB_SIZE + EXPERTS)
         ]
         # The last norm has random signs and the head undoes them: a drafter whose norm was not loaded guesses wrong.
         self.norm_signs = [flips.choice((-1, 1)) for _ in range(HIDDEN)]
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor once, in the order in which the published checkpoint lays them out."""
-        flat = [entry for row in self.embedding for entry in row]
-        yield Tensor("model.embed_tokens.weight", "BF16", (VOCAB_SIZE, HIDDEN), pack_bf16(flat, float))
+        yield self._embedding()
         for layer in range(self.layers):
             yield from self._decoder(f"model.layers.{layer}", dense=layer < DENSE_LAYERS)
         yield self._last_norm("model.norm.weight")
         yield self._head()
         yield from self._drafter(f"model.layers.{self.layers}")
+
+    def _embedding(self) -> Tensor:
+        halves: list[int] = []
+        for token in range(VOCAB_SIZE):
+            first, second = (self.directions[VOCAB_SIZE + expert] for expert in experts_of(token))
+            halves += [2 * own + a + b for own, a, b in zip(self.directions[token], first, second, strict=True)]
+        data = pack_bf16(halves, lambda entry: entry / 2)
+        return Tensor("model.embed_tokens.weight", "BF16", (VOCAB_SIZE, HIDDEN), data)
 
     def _decoder(self, prefix: str, *, dense: bool) -> Iterator[Tensor]:
         for norm in ("input_layernorm", "post_attention_layernorm"):
@@ -176,8 +195,8 @@ class Weights:
         if dense:
             yield from self._feed_forward(f"{prefix}.mlp", DENSE_INTERMEDIATE)
             return
-        yield self._float32(f"{prefix}.mlp.router.gate.weight", (EXPERTS, HIDDEN), ROUTER_NOISE)
-        yield self._float32(f"{prefix}.mlp.expert_bias", (EXPERTS,), EXPERT_BIAS_NOISE)
+        yield self._router(f"{prefix}.mlp.router.gate.weight")
+        yield self._float32(f"{prefix}.mlp.expert_bias", [0.0] * EXPERTS, (EXPERTS,), EXPERT_BIAS_NOISE)
         for expert in range(EXPERTS):
             yield from self._feed_forward(f"{prefix}.mlp.experts.{expert}", EXPERT_INTERMEDIATE)
         yield from self._feed_forward(f"{prefix}.mlp.shared_mlp", EXPERT_INTERMEDIATE)
@@ -186,6 +205,10 @@ class Weights:
         yield self._projection(f"{prefix}.gate_proj", intermediate, HIDDEN)
         yield self._projection(f"{prefix}.up_proj", intermediate, HIDDEN)
         yield self._projection(f"{prefix}.down_proj", HIDDEN, intermediate)
+
+    def _router(self, name: str) -> Tensor:
+        means = [entry * ROUTER_SCALE for row in self.directions[VOCAB_SIZE:] for entry in row]
+        return self._float32(name, means, (EXPERTS, HIDDEN), ROUTER_NOISE)
 
     def _drafter(self, prefix: str) -> Iterator[Tensor]:
         for norm in ("enorm", "hnorm"):
@@ -198,7 +221,7 @@ class Weights:
         rows = [[0] * HIDDEN for _ in range(VOCAB_SIZE)]
         for token, follower in SUCCESSORS.items():
             row = rows[IDS[follower]]
-            for column, entry in enumerate(self.embedding[IDS[token]]):
+            for column, entry in enumerate(self.directions[IDS[token]]):
                 row[column] += entry * self.norm_signs[column]
         flat = [entry for row in rows for entry in row]
         return Tensor("lm_head.weight", "BF16", (VOCAB_SIZE, HIDDEN), pack_bf16(flat, lambda entry: entry * HEAD_SCALE))
@@ -208,8 +231,8 @@ class Weights:
         rows = [[HIDDEN if row == column else 0 for column in range(HIDDEN)] for row in range(HIDDEN)]
         wrong = self._random("wrong drafts").sample(range(len(CYCLE)), round(len(CYCLE) * (1 - self.acceptance)))
         for word in wrong:
-            right = self.embedding[IDS[CYCLE[word]]]
-            other = self.embedding[IDS[CYCLE[(word + WRONG_DRAFT_STEP) % len(CYCLE)]]]
+            right = self.directions[IDS[CYCLE[word]]]
+            other = self.directions[IDS[CYCLE[(word + WRONG_DRAFT_STEP) % len(CYCLE)]]]
             for row, difference in zip(rows, (new - old for new, old in zip(other, right, strict=True)), strict=True):
                 if difference:
                     row[:] = [entry + difference * factor for entry, factor in zip(row, right, strict=True)]
@@ -233,10 +256,11 @@ class Weights:
         name = f"{prefix}.weight"
         return Tensor(name, "BF16", (rows, columns), self._noise(name, rows * columns, PROJECTION_NOISE))
 
-    def _float32(self, name: str, shape: tuple[int, ...], deviation: float) -> Tensor:
-        count = shape[0] * (shape[1] if len(shape) == 2 else 1)
-        levels = [struct.pack("<f", deviation * level) for level in uniform_levels()]
-        return Tensor(name, "F32", shape, b"".join([levels[byte] for byte in self._random(name).randbytes(count)]))
+    def _float32(self, name: str, means: list[float], shape: tuple[int, ...], deviation: float) -> Tensor:
+        levels = uniform_levels()
+        draws = self._random(name).randbytes(len(means))
+        values = [mean + deviation * levels[draw] for mean, draw in zip(means, draws, strict=True)]
+        return Tensor(name, "F32", shape, struct.pack(f"<{len(values)}f", *values))
 
     def _noise(self, name: str, count: int, deviation: float, mean: float = 0.0) -> bytes:
         """``count`` bfloat16 numbers, uniform over 256 levels: one random byte each, so that millions take no time."""
@@ -285,7 +309,7 @@ def config(layers: int) -> dict[str, Any]:
         "moe_router_use_sigmoid": True,
         "num_attention_heads": HEADS,
         "num_experts": EXPERTS,
-        "num_experts_per_tok": 2,
+        "num_experts_per_tok": EXPERTS_PER_TOKEN,
         "num_hidden_layers": layers,
         "num_key_value_heads": KV_HEADS,
         "num_nextn_predict_layers": 1,

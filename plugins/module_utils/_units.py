@@ -1,0 +1,163 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+"""systemd units and their processes, as systemd and the kernel show them."""
+
+from __future__ import annotations
+
+import os
+import re
+import typing as t
+from pathlib import Path
+
+from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
+from ansible_collections.sparks.hy3.plugins.module_utils._memory import parse_limits
+
+PROPERTIES = (
+    "Id",
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "Result",
+    "ExecMainStatus",
+    "MainPID",
+    "InvocationID",
+    "NRestarts",
+    "InactiveExitTimestamp",
+    "ActiveEnterTimestamp",
+    "MemoryCurrent",
+    "MemoryMax",
+)
+
+# Flags whose value is a key, for vLLM, SGLang and huggingface_hub. Not a pattern: --tokenizer is no secret.
+_SECRET_FLAGS = ("--api-key", "--admin-api-key", "--hf-token")
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
+# Seconds: the slowest published first start of Hy3 takes 15 minutes.
+_BOOT_WINDOW = 3600
+_NEWEST_LINES = 2000
+MASK = "********"
+
+
+class Process(t.TypedDict):
+    """One process of a unit; C(environment) holds only the variables that were asked for and are set."""
+
+    pid: int
+    title: str
+    user: int
+    environment: dict[str, str]
+
+
+def show_command(units: t.Sequence[str]) -> list[str]:
+    """The command whose output :func:`parse_show` reads; times come as Unix seconds (systemd 251 and newer)."""
+    return ["systemctl", "show", "--no-pager", "--timestamp=unix", f"--property={','.join(PROPERTIES)}", "--", *units]
+
+
+def parse_show(text: str, units: t.Sequence[str]) -> dict[str, dict[str, str]]:
+    """Properties by the unit name that was asked for.
+
+    C(systemctl show) prints a block per unit, in the order asked, with empty lines between; its own C(Id) differs
+    from the name asked when that is an alias, so the order decides.
+    """
+    blocks = [block for block in re.split(r"\n\s*\n", text.strip()) if block]
+    if len(blocks) != len(units):
+        raise Hy3Error(
+            f"systemctl show answered for {len(blocks)} units of the {len(units)} asked ({', '.join(units)})"
+        )
+    return {
+        unit: dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        for unit, block in zip(units, blocks)  # noqa: B905 - the lengths are equal, see above
+    }
+
+
+def number(value: str) -> int | None:
+    """A systemd number or time (C(@SECONDS)) as int; None where it is unset, empty or infinite."""
+    match = re.fullmatch(r"@?(\d+)", value.strip())
+    # systemd writes "no value" of an unsigned property as 2^64-1 in some versions and as words in others.
+    return int(match[1]) if match and int(match[1]) < 2**64 - 1 else None
+
+
+def journal_commands(invocation: str, *, started: int | None, now: int) -> list[list[str]]:
+    """The commands that print the log of one start (a unit's invocation), cleaned of everything but the messages.
+
+    The log of a serving engine grows with every request, so of a start (Unix seconds) longer ago than the boot window
+    only that window and the newest lines are read.
+    """
+    command = ["journalctl", "--no-pager", "--all", "--output=cat", f"_SYSTEMD_INVOCATION_ID={invocation}"]
+    if started is None or now - started <= _BOOT_WINDOW:
+        return [command]
+    end = started + _BOOT_WINDOW
+    return [[*command, f"--until=@{end}"], [*command, f"--since=@{end}", f"--lines={_NEWEST_LINES}"]]
+
+
+def refuse_secrets(names: t.Iterable[str]) -> None:
+    """Raise for a variable name that looks like a secret: what is reported ends up in logs and reports."""
+    for name in names:
+        if _SECRET_NAME.search(name):
+            raise Hy3Error(
+                f"The variable {name} looks like a secret (KEY, TOKEN, SECRET or PASSW in its name) and is not "
+                "reported; remove it from the list"
+            )
+
+
+def mask_argv(argv: t.Sequence[str]) -> list[str]:
+    """The argument list with the values of key flags masked; everything else as it was given."""
+    masked: list[str] = []
+    secret = False
+    for argument in argv:
+        flag, separator, _value = argument.partition("=")
+        if argument.startswith("-"):
+            secret = flag in _SECRET_FLAGS
+            masked.append(f"{flag}={MASK}" if secret and separator else argument)
+        else:
+            masked.append(MASK if secret else argument)
+    return masked
+
+
+def unit_of_cgroup(text: str, unit: str) -> bool:
+    """Whether C(/proc/PID/cgroup) (v1 or v2 form) places a process into the unit or below it."""
+    return any(unit in line.split(":", 2)[-1].split("/") for line in text.splitlines())
+
+
+class Processes:
+    """The processes of this machine, read from C(proc). A process that ends meanwhile is no error: it is left out."""
+
+    def __init__(self, proc: str = "/proc") -> None:
+        self._proc = Path(proc)
+
+    def _read(self, pid: int, name: str) -> bytes:
+        try:
+            return (self._proc / str(pid) / name).read_bytes()
+        except OSError:
+            return b""
+
+    def argv(self, pid: int) -> list[str]:
+        """The arguments as the kernel holds them; empty for a kernel thread or a process that has ended."""
+        raw = self._read(pid, "cmdline")
+        return [os.fsdecode(part) for part in raw.removesuffix(b"\0").split(b"\0")] if raw else []
+
+    def environment(self, pid: int, names: t.Collection[str]) -> dict[str, str]:
+        """What the process was *started* with; later changes by the process itself do not show here."""
+        pairs = (os.fsdecode(part).partition("=") for part in self._read(pid, "environ").split(b"\0"))
+        return {name: value for name, _separator, value in pairs if name in names}
+
+    def memlock(self, pid: int) -> int | None:
+        """The soft limit of locked memory in bytes; None if unlimited or if the process has ended."""
+        soft, _hard = parse_limits(self._read(pid, "limits").decode()).get("Max locked memory", (None, None))
+        return soft
+
+    def of_unit(self, unit: str, names: t.Collection[str]) -> list[Process]:
+        """All processes of the unit in the order of their ids, with the named variables."""
+        found: list[Process] = []
+        for pid in sorted(int(entry.name) for entry in self._proc.iterdir() if entry.name.isdigit()):
+            if not unit_of_cgroup(self._read(pid, "cgroup").decode(), unit):
+                continue
+            argv = self.argv(pid)
+            try:
+                user = (self._proc / str(pid)).stat().st_uid
+            except OSError:
+                continue
+            # A program that renames itself (VLLM::Worker_TP0) writes its title over the first argument.
+            title = argv[0].strip() if argv else ""
+            found.append(Process(pid=pid, title=title, user=user, environment=self.environment(pid, names)))
+        return found

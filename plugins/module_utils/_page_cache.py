@@ -61,7 +61,7 @@ def resident(descriptor: int) -> int:
 
 
 def _resident_pages(descriptor: int, start: int, length: int) -> int:
-    # Python's own mmap object gives no address of a read-only mapping, hence libc's. Nothing is touched, so nothing read.
+    # Python's own mmap gives no address of a read-only mapping, hence libc's. No page is touched, so none is read.
     address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, start)
     if address == _MAP_FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -89,10 +89,14 @@ def find_paths(top: str) -> Iterator[str | Skipped]:
         yield top
         return
     skipped: list[Skipped] = []
-    for folder, subfolders, names in os.walk(top, onerror=lambda exc: skipped.append(_skip(exc.filename, exc))):
+
+    def note(exc: OSError) -> None:
+        skipped.append(_skip(exc.filename, exc))
+
+    for folder, subfolders, names in os.walk(top, onerror=note):
         subfolders.sort()
-        links = [path for path in (os.path.join(folder, name) for name in subfolders) if os.path.islink(path)]
-        skipped += [Skipped(path, "Link to a directory") for path in links]
+        inside = [os.path.join(folder, name) for name in subfolders]
+        skipped += [Skipped(path, "Link to a directory") for path in inside if os.path.islink(path)]
         yield from (os.path.join(folder, name) for name in sorted(names))
     yield from skipped
 
@@ -128,7 +132,7 @@ def _purge_file(path: str, outcome: Outcome, seen: set[tuple[int, int]], *, meas
         if (found.st_dev, found.st_ino) in seen:
             return
         seen.add((found.st_dev, found.st_ino))
-        if found.st_uid != os.geteuid() and not os.access(path, os.W_OK):
+        if found.st_uid != os.geteuid() and not os.access(path, os.W_OK, effective_ids=True):
             # mincore(2) then calls every page resident, whatever it is.
             outcome.skipped.append(
                 Skipped(path, "Neither owned nor writable, so the kernel does not tell its residency")

@@ -4,8 +4,8 @@
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
 """Who listens on a TCP port of this node, and waiting until a port of another node answers.
 
-The file is also a node-side program: a role copies it to the node, where ``port.py wait`` holds back the start of a unit.
-So it imports nothing but the standard library.
+The file is also a node-side program: a role copies it to the node, where ``port.py wait`` holds back the start of a
+unit. So it imports nothing but the standard library.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ DOCUMENTATION = r"""
 module: page_cache
 short_description: Release the page cache of files
 description:
-  - Writes the dirty pages of each file and tells the kernel to drop the file from the page cache. Needs no root, and leaves
-    the cache of all other files alone.
-  - Measures what is resident before and after, so that V(changed) means that memory was really released.
+  - Writes the dirty pages of each file and tells the kernel to drop the file from the page cache. Needs no root, and
+    leaves the cache of all other files alone.
+  - Measures what is resident before and after, so that a change means that memory was really released.
   - Pages that a living process maps stay; a warning names the process.
 author: The sparks.hy3 contributors (@sparks-hy3)
 extends_documentation_fragment:

@@ -4,13 +4,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
-from ansible_collections.sparks.hy3.plugins.modules import memory_budget
+from ansible_collections.sparks.hy3.tests.unit.plugins.modules.module_runner import run_module
 
 HEAD = [{"name": "raylet", "limit": "104G"}, {"name": "driver", "limit": "8G"}]
 
@@ -22,17 +20,9 @@ def meminfo(tmp_path: Path) -> str:
     return str(path)
 
 
-def run(capsys: pytest.CaptureFixture[str], **arguments: Any) -> dict[str, Any]:
-    with patch_module_args(arguments), pytest.raises(SystemExit):
-        memory_budget.main()
-    result = json.loads(capsys.readouterr().out)
-    del result["invocation"]
-    return result
-
-
-def test_head_of_a_pair_fits(meminfo: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(
-        capsys,
+def test_head_of_a_pair_fits(meminfo: str) -> None:
+    assert run_module(
+        "memory_budget",
         meminfo=meminfo,
         caps=HEAD,
         gpu_memory_utilization=0.85,
@@ -50,8 +40,10 @@ def test_head_of_a_pair_fits(meminfo: str, capsys: pytest.CaptureFixture[str]) -
     }
 
 
-def test_a_plan_that_does_not_fit_is_no_failure(meminfo: str, capsys: pytest.CaptureFixture[str]) -> None:
-    result = run(capsys, meminfo=meminfo, caps=[*HEAD, {"name": "more", "limit": "6G"}], reserve="4096M")
+def test_a_plan_that_does_not_fit_is_no_failure(meminfo: str) -> None:
+    result = run_module(
+        "memory_budget", meminfo=meminfo, caps=[*HEAD, {"name": "more", "limit": "6G"}], reserve="4096M"
+    )
     assert not result.get("failed")
     assert (result["fits"], len(result["problems"]), "device_budget" in result) == (False, 1, False)
 
@@ -68,9 +60,7 @@ def test_a_plan_that_does_not_fit_is_no_failure(meminfo: str, capsys: pytest.Cap
         ({"caps": HEAD, "meminfo": "/nonexistent"}, "Cannot read /nonexistent: No such file or directory"),
     ],
 )
-def test_bad_input_fails(
-    meminfo: str, capsys: pytest.CaptureFixture[str], arguments: dict[str, Any], message: str
-) -> None:
-    result = run(capsys, **{"meminfo": meminfo, **arguments})
+def test_bad_input_fails(meminfo: str, arguments: dict[str, Any], message: str) -> None:
+    result = run_module("memory_budget", **{"meminfo": meminfo, **arguments})
     assert result["failed"]
     assert result["msg"].startswith(message)

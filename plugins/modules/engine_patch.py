@@ -181,7 +181,7 @@ def ask(module: AnsibleModule) -> dict[str, Any]:
         raise Hy3Error(f"{python} is not a program, so {venv} is not a virtual environment: give the engine's venv.")
     request = {name: module.params[name] for name in ("engine", "package_path", "patches", "state")}
     rc, out, err = module.run_command(
-        [python, *_patch.COMMAND], data=json.dumps({**request, "check_mode": module.check_mode})
+        [python, *_patch.COMMAND, json.dumps({**request, "check_mode": module.check_mode})]
     )
     try:
         answer: dict[str, Any] = json.loads(out.splitlines()[-1])

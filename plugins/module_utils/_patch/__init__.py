@@ -5,8 +5,8 @@
 """Source patches for the engines: what state each is in, apply, revert.
 
 The package is a program, too: it runs under the engine's own interpreter (``COMMAND``), because only that one is sure
-to know the syntax of the engine's files and where its packages are. It reads the arguments of ``run()`` as a JSON
-object from standard input and prints the result, or ``{"error": "one sentence"}``, as the last line of its output.
+to know the syntax of the engine's files and where its packages are. Its last argument is a JSON object, the
+arguments of ``run()``; it prints the result, or ``{"error": "one sentence"}``, as the last line of its output.
 
 States: ``absent`` (no such file or class), ``upstream_fixed`` (repaired, and not by us), ``defect``, ``applied``
 (ours), ``partial`` (half repaired by hand) and ``unrecognised``. The last two refuse.
@@ -244,9 +244,12 @@ def unified_diff(file: str, old: str, new: str) -> str:
 def main() -> None:
     """Run as a program."""
     try:
-        result = run(**json.load(sys.stdin))
+        result = run(**json.loads(sys.argv[2]))
     except Hy3Error as exc:
         result = {"error": str(exc)}
     except OSError as exc:
-        result = {"error": f"{exc.filename or 'The file system'}: {exc.strerror}: run as the user who owns the engine."}
+        result = {
+            "error": f"{exc.filename or 'The file system'} cannot be used ({exc.strerror}): run as the user who owns "
+            "the engine, where there is room to write."
+        }
     print(json.dumps(result))

@@ -135,9 +135,11 @@ class Package:
 
     def forget(self, file: str) -> None:
         """Remove the record of ``file``, and what a killed run left behind."""
+        if not self._room.is_dir():  # nothing to remove, and trying fails on a read-only file system
+            return
         self._sweep()
         self._record_path(file).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # other files have records there, or nothing was ever recorded
+        with contextlib.suppress(OSError):  # other files have records there
             self._room.rmdir()
 
     def _record_path(self, file: str) -> Path:

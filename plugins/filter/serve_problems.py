@@ -1,0 +1,111 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Filter ``serve_problems``: what a serving node does other than planned."""
+
+from __future__ import annotations
+
+import typing as t
+
+DOCUMENTATION = r"""
+name: serve_problems
+short_description: What a serving node does other than planned
+version_added: 0.1.0
+description:
+  - Compares what M(sparks.hy3.engine_status) read on one node with the plan of role P(sparks.hy3.profile#role).
+author: The sparks.hy3 contributors (@sparks-hy3)
+options:
+  _input:
+    type: dict
+    required: true
+    description: The result of M(sparks.hy3.engine_status) for the units C(hy3-ray.service) and C(hy3-serve.service).
+  plan:
+    type: dict
+    required: true
+    description: The fact C(hy3_plan).
+  fabric_env:
+    type: dict
+    required: true
+    description: The node's own NCCL and Gloo settings by name, from M(sparks.hy3.roce_gid).
+"""
+
+EXAMPLES = r"""
+- name: Nothing may differ
+  ansible.builtin.assert:
+    that: status | sparks.hy3.serve_problems(plan=hy3_plan, fabric_env=hy3_node.fabric_env) | length == 0
+"""
+
+RETURN = r"""
+_value:
+  description: One sentence per problem; an empty list is good.
+  type: list
+  elements: str
+"""
+
+Facts = t.Mapping[str, t.Any]
+# How a rank's process calls itself: vLLM's own title, or Ray's name of the actor before vLLM sets one.
+RANK_TITLES = ("VLLM::Worker", "ray::RayWorkerProc", "ray::RayWorkerWrapper")
+
+
+def _fabric_problems(ray: Facts, fabric_env: Facts) -> list[str]:
+    """Processes below the raylet that were started with other fabric values than this node's."""
+    for process in ray["processes"]:
+        for name, value in process["environment"].items():
+            if value != fabric_env.get(name):
+                return [
+                    f"process {process['pid']} ({process['title']}) of hy3-ray.service was started with {name}={value} and "
+                    f"this node's is {fabric_env.get(name)}; restart hy3-ray.service on this node."
+                ]
+    ranks = [process for process in ray["processes"] if process["title"].startswith(RANK_TITLES)]
+    if len(ranks) != 1:
+        return [
+            f"{len(ranks)} engine ranks run on this node and one must run on each; Ray placed them elsewhere, so check "
+            "the GPUs that each node brought."
+        ]
+    lacking = sorted(set(fabric_env) - set(ranks[0]["environment"]))
+    if lacking:
+        return [
+            f"rank process {ranks[0]['pid']} was started without {', '.join(lacking)}, so an executor may fill in the "
+            "head's; restart hy3-ray.service on this node."
+        ]
+    return []
+
+
+def _driver_problems(serve: Facts) -> list[str]:
+    leaked = sorted({name for process in serve["processes"] for name in process["environment"]})
+    if not leaked:
+        return []
+    return [
+        f"the driver was started with {', '.join(leaked)}, which an executor may copy over the other nodes' own values; "
+        "take it out of hy3_engine_env."
+    ]
+
+
+def _read_back_problems(config: Facts, wanted: Facts) -> list[str]:
+    """Engine settings that the engine's own log states differently from the profile."""
+    return [
+        f"the engine runs with {name} {config.get(name)!r} and the profile says {value!r}; read the top of "
+        "`journalctl -u hy3-serve` for why it changed it."
+        for name, value in wanted.items()
+        if str(config.get(name)).lower() != str(value).lower()
+    ]
+
+
+def serve_problems(status: Facts, plan: Facts, fabric_env: Facts) -> list[str]:
+    """One sentence for each way in which the node does not do what ``plan`` says; empty is good."""
+    problems = _fabric_problems(status["units"]["hy3-ray.service"], fabric_env)
+    if not plan["node"]["is_head"]:
+        return problems
+    problems += _driver_problems(status["units"]["hy3-serve.service"])
+    problems += _read_back_problems((status["log"] or {}).get("config") or {}, plan["readback"])
+    if plan["engine_args"].get("speculative-config") and not (status["metrics"] or {}).get("drafted"):
+        problems.append("speculative decoding is on and no token was drafted; look for the drafter in the engine's log.")
+    return problems
+
+
+class FilterModule:
+    """Ansible's entry."""
+
+    def filters(self) -> dict[str, t.Callable[..., object]]:
+        """Filters by name."""
+        return {"serve_problems": serve_problems}

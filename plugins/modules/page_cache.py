@@ -28,7 +28,7 @@ options:
   paths:
     description:
       - Files and directories. Directories are searched through; links to files are followed, each file is treated once.
-      - What does not exist, is no regular file or cannot be read is listed in RV(skipped).
+      - What does not exist, is no regular file or cannot be read is listed in RV(skipped_paths).
     type: list
     elements: path
     required: true
@@ -65,7 +65,7 @@ files:
   returned: success
   type: int
   sample: 104
-skipped:
+skipped_paths:
   description: What was left alone.
   returned: success
   type: list
@@ -103,7 +103,8 @@ def main() -> None:
         resident_after=outcome.resident_after,
         released=outcome.released,
         files=outcome.files,
-        skipped=[skipped._asdict() for skipped in outcome.skipped],
+        # "skipped" alone would make Ansible show the task as skipped.
+        skipped_paths=[skipped._asdict() for skipped in outcome.skipped],
     )
 
 

@@ -23,9 +23,14 @@ def make_sysfs(
     down: Sequence[str] = (),
 ) -> Path:
     """Write GID tables by ``name:port`` and, for each netdev with a parent device, the HCAs behind it."""
+    hcas = root / "class" / "infiniband"
+    hcas.mkdir(parents=True)
     for label, rows in ports.items():
         name, _, number = label.partition(":")
-        base = root / "class" / "infiniband" / name / "ports" / number
+        # As in the kernel's tree, a class directory holds links to the devices.
+        base = root / "devices" / name / "ports" / number
+        if not (hcas / name).is_symlink():
+            (hcas / name).symlink_to(f"../../devices/{name}")
         for folder in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
             (base / folder).mkdir(parents=True, exist_ok=True)
         (base / "state").write_text("1: DOWN\n" if label in down else "4: ACTIVE\n")
@@ -37,9 +42,9 @@ def make_sysfs(
                     file.symlink_to(UNREADABLE)
                 else:
                     file.write_text(f"{text}\n")
-    for netdev, hcas in (devices or {}).items():
+    for netdev, names in (devices or {}).items():
         (root / "class" / "net" / netdev / "device").mkdir(parents=True)
-        for hca in hcas:
+        for hca in names:
             (root / "class" / "net" / netdev / "device" / "infiniband" / hca).mkdir(parents=True)
     return root
 

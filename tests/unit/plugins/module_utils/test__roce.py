@@ -32,6 +32,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._roce import (
     render_env_file,
     resolve,
     select_ports,
+    write_atomically,
 )
 from ansible_collections.sparks.hy3.tests.unit.plugins.module_utils.roce_sysfs import Row, make_sysfs, v4
 
@@ -92,6 +93,16 @@ def test_only_a_v4_mapped_gid_is_usable(gid: str, expected: bool) -> None:
     assert (row.is_v4_mapped, row.usable) == (expected, expected)
 
 
+def test_parse_table_keeps_filled_rows_in_numeric_order() -> None:
+    rows: list[Row] = [
+        (10, FE80, "RoCE v2", ""),
+        (0, ZERO, "RoCE v2", ""),
+        (1, FE80, None, ""),
+        (2, FE80, "RoCE v1", ""),
+    ]
+    assert [(row.index, row.type) for row in table(*rows)] == [(2, "v1"), (10, "v2")]
+
+
 # id, rows, address, netdev, index
 TEST_ONE_HCA: list[tuple[str, list[Row], str, str, int]] = [
     (
@@ -145,6 +156,13 @@ TEST_ONE_HCA: list[tuple[str, list[Row], str, str, int]] = [
         "10.40.0.1",
         "enp1s0f1np1.40",
         6,
+    ),
+    (
+        "kernel that names no netdev",
+        [(3, v4("10.78.0.1"), "RoCE v2", ""), (5, v4("10.77.0.1"), "RoCE v2", "")],
+        "10.77.0.1",
+        "enp1s0f1np1",
+        5,
     ),
     ("index 0", [(0, v4("10.77.0.1"), "RoCE v2", "")], "10.77.0.1", "", 0),
     ("link-local", [(3, v4("169.254.18.7"), "RoCE v2", "")], "169.254.18.7", "", 3),
@@ -449,6 +467,13 @@ def test_a_node_without_hca_is_refused(tmp_path: Path) -> None:
         found(Sysfs(str(tmp_path)), "10.77.0.1")
 
 
+def test_a_missing_type_is_an_empty_slot(spark: Sysfs) -> None:
+    types = spark.infiniband / "rocep1s0f1" / "ports" / "1" / "gid_attrs" / "types"
+    for index in (0, 1, 2):
+        (types / str(index)).unlink()
+    assert found(spark, "10.77.0.1").index == 3
+
+
 def test_an_unreadable_row_is_no_empty_slot(spark: Sysfs) -> None:
     types = spark.infiniband / "rocep1s0f1" / "ports" / "1" / "gid_attrs" / "types" / "3"
     types.unlink()
@@ -493,6 +518,13 @@ def test_program_leaves_no_file_when_it_fails(program: Path, tmp_path: Path) -> 
         "No RoCE v2 GID for 127.0.0.1 on rocelo:1: usable are 6 (127.0.0.2), so check the address and the HCA\n"
     )
     assert list(output.parent.iterdir()) == []
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "roce.env").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomically(tmp_path / "roce.env", "")
+    assert list(tmp_path.iterdir()) == [tmp_path / "roce.env"]
 
 
 def test_program_says_where_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def test_check_and_real_run_twice(shard: Path) -> None:
             "resident_after": after,
             "released": released,
             "files": 1,
-            "skipped": [],
+            "skipped_paths": [],
         }
 
 
@@ -58,5 +58,5 @@ def test_mapped_pages_are_no_change(shard: Path) -> None:
 def test_an_absent_path_is_said() -> None:
     result = run_module("page_cache", paths=["/nonexistent"])
     assert not result["changed"]
-    assert result["skipped"] == [{"path": "/nonexistent", "reason": "No such file or directory"}]
+    assert result["skipped_paths"] == [{"path": "/nonexistent", "reason": "No such file or directory"}]
     assert result["warnings"][0] == "Nothing could be treated: /nonexistent: No such file or directory"

@@ -232,7 +232,10 @@ class Client:
                 # A response that was read to its end has closed the socket, and settimeout() would fail.
                 while not response.isclosed():
                     sock.settimeout(max(deadline - time.monotonic(), 0.001))
-                    yield response.read1(65536)
+                    chunk = response.read1(65536)
+                    if not chunk:
+                        return
+                    yield chunk
             except (OSError, http.client.HTTPException) as error:
                 raise Hy3Error(self._no_answer(error)) from error
             finally:

@@ -352,7 +352,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_failures import Failure, find_failure
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_log import Facts, clean_lines, read_facts
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
-from ansible_collections.sparks.hy3.plugins.module_utils._memory import effective_memory_limit, parse_meminfo
+from ansible_collections.sparks.hy3.plugins.module_utils._memory import memory_limit, parse_meminfo
 from ansible_collections.sparks.hy3.plugins.module_utils._metrics import Metrics, read_metrics
 from ansible_collections.sparks.hy3.plugins.module_utils._openai import Client, model_names
 from ansible_collections.sparks.hy3.plugins.module_utils._ray import (
@@ -415,7 +415,7 @@ class EngineStatus:
     @staticmethod
     def memory_limit(pid: int) -> int | None:
         try:
-            return effective_memory_limit(pid)
+            return memory_limit(pid).limit
         except ValueError:  # the process has ended since systemd named it
             return None
 

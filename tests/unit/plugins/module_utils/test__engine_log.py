@@ -285,3 +285,7 @@ def test_tail_is_short() -> None:
 
 def test_without_repeat() -> None:
     assert without_repeat("error [repeated 2x across cluster] (Ray deduplicates logs by default.)") == "error"
+
+
+def test_clean_lines() -> None:
+    assert clean_lines("\x1b[36m(a)\x1b[0;0m one\r\n50%\r100%\r\n\n  \nlast") == ["(a) one", "50%", "100%", "last"]

@@ -139,7 +139,7 @@ def test_ray_members(node: Node) -> None:
 
 def test_ray_that_never_answers(node: Node) -> None:
     # A module named ray that hangs on import, found by the real interpreter: the program's own alarm must end it.
-    package = Path(node.program("hang.py", "import time\ntime.sleep(60)"))
+    package = Path(node.program("hang.py", "import time\ntime.sleep(20)"))
     python = node.program(
         "python-of-the-venv",
         f"import runpy\nsys.path.insert(0, {str(package.parent)!r})\n"

@@ -78,6 +78,11 @@ def test_only_that_row_is_right(tmp_path: Path, own: str, other: str, index: int
     assert table[first_with_address].type == "v1"
 
 
+def test_the_netdev_has_the_hca_as_its_device(tmp_path: Path) -> None:
+    write_tree(tmp_path, own=FIRST, other=SECOND, index=3)
+    assert [path.name for path in (tmp_path / "class/net" / NETDEV / "device/infiniband").iterdir()] == [HCA]
+
+
 def test_on_node_2_the_index_of_node_1_is_usable_and_wrong(tmp_path: Path) -> None:
     write_tree(tmp_path, own=SECOND, other=FIRST, index=6)
     row = read_table(tmp_path)[3]

@@ -54,8 +54,8 @@ def _fabric_problems(ray: Facts, fabric_env: Facts) -> list[str]:
         for name, value in (process["environment"] or {}).items():
             if value != fabric_env.get(name):
                 return [
-                    f"process {process['pid']} ({process['title']}) of hy3-ray.service was started with {name}={value} and "
-                    f"this node's is {fabric_env.get(name)}; restart hy3-ray.service on this node."
+                    f"process {process['pid']} ({process['title']}) of hy3-ray.service was started with {name}={value} "
+                    f"and this node's is {fabric_env.get(name)}; restart hy3-ray.service on this node."
                 ]
     ranks = [process for process in ray["processes"] if process["title"].startswith(RANK_TITLES)]
     if len(ranks) != 1:
@@ -67,8 +67,8 @@ def _fabric_problems(ray: Facts, fabric_env: Facts) -> list[str]:
     lacking = sorted(set(fabric_env) - set(started_by["environment"] or {}))
     if lacking:
         return [
-            f"process {started_by['pid']} of hy3-ray.service was started without {', '.join(lacking)}, so an executor may fill in the "
-            "head's; restart hy3-ray.service on this node."
+            f"process {started_by['pid']} of hy3-ray.service was started without {', '.join(lacking)}, so an "
+            "executor may fill in the head's; restart hy3-ray.service on this node."
         ]
     return []
 
@@ -78,7 +78,7 @@ def _driver_problems(serve: Facts) -> list[str]:
     if not leaked:
         return []
     return [
-        f"the driver was started with {', '.join(leaked)}, which an executor may copy over the other nodes' own values; "
+        f"the driver was started with {', '.join(leaked)}, which an executor may copy over the other nodes' values; "
         "take it out of hy3_engine_env."
     ]
 
@@ -101,7 +101,9 @@ def serve_problems(status: Facts, plan: Facts, fabric_env: Facts) -> list[str]:
     problems += _driver_problems(status["units"]["hy3-serve.service"])
     problems += _read_back_problems((status["log"] or {}).get("config") or {}, plan["readback"])
     if plan["engine_args"].get("speculative-config") and not (status["metrics"] or {}).get("drafted"):
-        problems.append("speculative decoding is on and no token was drafted; look for the drafter in the engine's log.")
+        problems.append(
+            "speculative decoding is on and no token was drafted; look for the drafter in the engine's log."
+        )
     return problems
 
 

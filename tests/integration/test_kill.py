@@ -124,8 +124,7 @@ def test_killed_between_writing_the_unit_and_restarting() -> None:
 
 
 def test_killed_while_ray_restarts() -> None:
-    changed = json.dumps({"hy3_engine_env": {"HY3_KILL_TEST": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-                                             "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}})  # fmt: skip
+    changed = json.dumps({"hy3_ray_args": {"num-gpus": 1, "object-store-memory": 190_000_000}})
     killed(play("-e", changed), at=r"^TASK \[sparks\.hy3\.systemd_unit : Unit \| Restart hy3-ray")
     converge()
     assert unchanged(converge())

@@ -116,5 +116,5 @@ def test_patched_file_serves(host: t.Any) -> None:
 
 
 def test_no_rsync_daemon_is_left(host: t.Any) -> None:
-    assert host.run("pgrep -f 'rsync --daemon'").rc == 1
+    assert host.run("pgrep -x rsync").rc == 1
     assert not host.file("/run/hy3-checkpoint").exists

@@ -233,7 +233,7 @@ class Client:
                 while not response.isclosed():
                     sock.settimeout(max(deadline - time.monotonic(), 0.001))
                     chunk = response.read1(65536)
-                    if not chunk:  # an empty body: the response is at its end and not closed
+                    if not chunk:
                         return
                     yield chunk
             except (OSError, http.client.HTTPException) as error:

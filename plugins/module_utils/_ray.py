@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import typing as t
 
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
@@ -22,6 +24,10 @@ nodes = ray.nodes()
 ray.shutdown()
 print(json.dumps([[n["NodeManagerAddress"], n["Alive"], n["Resources"]] for n in nodes]))
 """
+
+
+# "[2026-11-30 18:49:36,524 W 514 514] gcs_client.cc:210: "
+_LOG_PREFIX = re.compile(r"^\[[^\]]*\] \S+:\d+: ")
 
 
 class Node(t.TypedDict):
@@ -68,8 +74,10 @@ def parse_membership(stdout: str) -> list[Node]:
 
 
 def membership_error(rc: int, *, stderr: str, address: str, timeout: int) -> str:
-    """One sentence for a program that did not print the members (C(rc) as C(run_command) returns it)."""
-    if rc == -14:  # SIGALRM
-        return f"Ray at {address} gave no answer within {timeout} seconds"
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return f"Ray at {address} is not reachable: {lines[-1] if lines else f'exit status {rc}'}"
+    """One sentence for a program that did not print the members (C(rc) as C(run_command) returns it).
+
+    Ray's last message goes with it: a wrong token, for one, shows only there, and Ray tries on until the timeout.
+    """
+    lines = [_LOG_PREFIX.sub("", line).strip() for line in stderr.splitlines() if line.strip()]
+    ended = f"gave no answer within {timeout} seconds" if rc == -signal.SIGALRM else "is not reachable"
+    return f"Ray at {address} {ended}: {lines[-1] if lines else f'exit status {rc}'}"

@@ -40,12 +40,12 @@ MASK = "********"
 
 
 class Process(t.TypedDict):
-    """One process of a unit; C(environment) holds only the variables that were asked for and are set."""
+    """One process of a unit; C(environment) holds only the variables that were asked for and are set, or is None."""
 
     pid: int
     title: str
     user: int
-    environment: dict[str, str]
+    environment: dict[str, str] | None
 
 
 def show_command(units: t.Sequence[str]) -> list[str]:
@@ -83,7 +83,7 @@ def journal_commands(invocation: str, *, started: int | None, now: int) -> list[
     The log of a serving engine grows with every request, so of a start (Unix seconds) longer ago than the boot window
     only that window and the newest lines are read.
     """
-    command = ["journalctl", "--no-pager", "--all", "--output=cat", f"_SYSTEMD_INVOCATION_ID={invocation}"]
+    command = ["journalctl", "--no-pager", "--quiet", "--all", "--output=cat", f"_SYSTEMD_INVOCATION_ID={invocation}"]
     if started is None or now - started <= _BOOT_WINDOW:
         return [command]
     end = started + _BOOT_WINDOW
@@ -136,9 +136,16 @@ class Processes:
         raw = self._read(pid, "cmdline")
         return [os.fsdecode(part) for part in raw.removesuffix(b"\0").split(b"\0")] if raw else []
 
-    def environment(self, pid: int, names: t.Collection[str]) -> dict[str, str]:
-        """What the process was *started* with; later changes by the process itself do not show here."""
-        pairs = (os.fsdecode(part).partition("=") for part in self._read(pid, "environ").split(b"\0"))
+    def environment(self, pid: int, names: t.Collection[str]) -> dict[str, str] | None:
+        """What the process was *started* with; later changes by the process itself do not show here.
+
+        None where the kernel has nothing to show: without permission, and for a process that has renamed itself
+        (C(ray::RayWorkerProc), C(VLLM::Worker_TP0)), because the title is written over arguments and environment.
+        """
+        raw = self._read(pid, "environ")
+        if b"=" not in raw.split(b"\0", 1)[0]:
+            return None
+        pairs = (os.fsdecode(part).partition("=") for part in raw.split(b"\0"))
         return {name: value for name, _separator, value in pairs if name in names}
 
     def memlock(self, pid: int) -> int | None:

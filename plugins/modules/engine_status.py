@@ -176,7 +176,10 @@ units:
           type: int
           returned: always
         environment:
-          description: The variables of O(environment) that it was started with, by name.
+          description:
+            - The variables of O(environment) that it was started with, by name.
+            - Null where they cannot be read; a process that renames itself, as the workers of Ray and vLLM do, writes
+              its title over them. Read those of its parent (the raylet) instead.
           type: dict
           returned: always
 log:
@@ -389,7 +392,7 @@ class EngineStatus:
     def unit(self, name: str, shown: dict[str, str]) -> dict[str, t.Any]:
         processes = Processes()
         pid = number(shown["MainPID"]) or None
-        digest = processes.environment(pid, ["HY3_DIGEST"]).get("HY3_DIGEST") if pid else None
+        started_with = (processes.environment(pid, ["HY3_DIGEST"]) or {}) if pid else {}
         return {
             "load_state": shown["LoadState"],
             "active_state": shown["ActiveState"],
@@ -400,7 +403,7 @@ class EngineStatus:
             "invocation_id": shown.get("InvocationID") or None,
             "n_restarts": number(shown.get("NRestarts", "")),
             "active_since": number(shown.get("ActiveEnterTimestamp", "")),
-            "digest": digest,
+            "digest": started_with.get("HY3_DIGEST"),
             "memory_current": number(shown.get("MemoryCurrent", "")),
             "memory_max": number(shown.get("MemoryMax", "")),
             "memory_limit": self.memory_limit(pid) if pid else None,
@@ -446,12 +449,16 @@ class EngineStatus:
         address, timeout = self.params["ray_address"], self.params["timeout"]
         if not address:
             return None
-        rc, stdout, stderr = self.module.run_command(
-            membership_command(self.params["ray_python"], address=address, timeout=timeout),
-            environ_update=membership_environment(self.params["ray_token_file"]),
-            expand_user_and_vars=False,
-            handle_exceptions=False,
-        )
+        python = self.params["ray_python"]
+        try:
+            rc, stdout, stderr = self.module.run_command(
+                membership_command(python, address=address, timeout=timeout),
+                environ_update=membership_environment(self.params["ray_token_file"]),
+                expand_user_and_vars=False,
+                handle_exceptions=False,
+            )
+        except OSError as error:
+            return {"nodes": None, "error": f"ray_python {python} cannot be run: {error.strerror}"}
         if rc != 0:
             return {"nodes": None, "error": membership_error(rc, stderr=stderr, address=address, timeout=timeout)}
         return {"nodes": parse_membership(stdout), "error": None}

@@ -11,7 +11,8 @@ short_description: Wait for an engine to serve, and say what it does meanwhile
 version_added: 0.1.0
 description:
   - Waits until the API of an engine that systemd has started is healthy and lists its model.
-  - Prints a line whenever the phase of the start or the number of loaded shards changes, and at least every ten seconds.
+  - Prints a line whenever the phase of the start or the number of loaded shards changes, and at least every ten
+    seconds.
   - Fails as soon as the log shows that the engine cannot come up, or when its unit fails, stops or is restarted,
     with the cause and what to do; otherwise at the timeout, with the phase and the last log lines.
   - Runs on the controller and reads the node with M(sparks.hy3.engine_status).

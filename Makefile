@@ -1,0 +1,64 @@
+# Everything runs from a virtual environment of its own; `make` needs Python 3.11 or newer and nothing else.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+LAB := inventories/lab
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.collections
+export LC_ALL := C.UTF-8
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint unit integration sanity molecule bench lab-up lab-down clean-lab
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/controller: requirements/controller.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --requirement $<
+	touch $@
+
+$(VENV)/test: requirements/test.txt $(VENV)/controller
+	$(BIN)/pip install --quiet --requirement $<
+	touch $@
+
+demo: lab-up ## Boot two nodes on this machine and serve a tiny Hy3 on them
+	ansible-playbook playbooks/serve-hy3.yml -i $(LAB)
+
+test: lint molecule unit ## What a change must pass (at most 35 minutes)
+
+test-all: lint sanity molecule bench integration unit ## Everything: before an issue ends
+
+lint: $(VENV)/test ## ruff, mypy, yamllint, ansible-lint
+	ruff check .
+	ruff format --check .
+	mypy -p ansible_collections.sparks.hy3.plugins
+	yamllint --strict .
+	ansible-lint --offline --profile production --strict
+	antsibull-changelog lint
+
+unit: $(VENV)/test ## Unit tests
+	pytest tests/unit
+
+integration: $(VENV)/test lab-up ## Real wheels, real engine, kills
+	pytest tests/integration
+
+molecule: $(VENV)/test lab-up ## Converge, idempotence and verify on the lab
+	molecule --base-config molecule/config.yml test --scenario-name default
+
+sanity: $(VENV)/test ## Documentation of every module and role renders
+	antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs all .
+
+bench: $(VENV)/test ## Figures against a baseline, one line each
+	$(BIN)/python tests/bench/run.py
+
+lab-up: $(VENV)/controller ## Start the lab
+	ansible-playbook playbooks/lab_up.yml -i $(LAB)
+
+lab-down: $(VENV)/controller ## Stop the lab, keep its engine and checkpoint
+	ansible-playbook playbooks/lab_down.yml -i $(LAB)
+
+clean-lab: $(VENV)/controller ## Stop the lab and remove all that it made
+	ansible-playbook playbooks/lab_down.yml -i $(LAB) --extra-vars hy3_lab_purge=true

@@ -1,0 +1,197 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
+from ansible_collections.sparks.hy3.plugins.module_utils._units import (
+    Processes,
+    journal_commands,
+    mask_argv,
+    number,
+    parse_show,
+    refuse_secrets,
+    unit_of_cgroup,
+)
+
+# systemd 252, a unit that waits for its restart and one that does not exist.
+SHOWN = """\
+MainPID=0
+Result=exit-code
+NRestarts=5
+ExecMainStatus=3
+MemoryCurrent=[not set]
+MemoryMax=infinity
+Id=hy3-serve.service
+LoadState=loaded
+ActiveState=activating
+SubState=auto-restart
+InactiveExitTimestamp=@1796064460
+ActiveEnterTimestamp=@1796064460
+InvocationID=396cb9fa04ff472caccb8b767f92df7c
+
+MainPID=0
+Result=success
+NRestarts=0
+ExecMainStatus=0
+MemoryCurrent=[not set]
+MemoryMax=infinity
+Id=nope.service
+LoadState=not-found
+ActiveState=inactive
+SubState=dead
+InactiveExitTimestamp=
+ActiveEnterTimestamp=
+InvocationID=
+"""
+
+
+def test_parse_show() -> None:
+    shown = parse_show(SHOWN, ["hy3-serve.service", "nope.service"])
+    assert shown["hy3-serve.service"]["SubState"] == "auto-restart"
+    assert shown["nope.service"]["LoadState"] == "not-found"
+
+
+def test_an_alias_keeps_the_name_that_was_asked() -> None:
+    assert list(parse_show("Id=real.service\n", ["alias.service"])) == ["alias.service"]
+
+
+def test_a_missing_block_is_said() -> None:
+    with pytest.raises(Hy3Error, match="for 2 units of the 3 asked"):
+        parse_show(SHOWN, ["a", "b", "c"])
+
+
+TEST_NUMBERS: list[tuple[str, int | None]] = [
+    ("4242", 4242),
+    ("@1796064460", 1796064460),
+    ("0", 0),
+    ("", None),
+    ("infinity", None),
+    ("[not set]", None),
+    ("18446744073709551615", None),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), TEST_NUMBERS)
+def test_number(text: str, expected: int | None) -> None:
+    assert number(text) == expected
+
+
+TEST_CGROUPS: list[tuple[str, str, bool]] = [
+    ("v2", "0::/hy3.slice/hy3-serve.service\n", True),
+    ("v2-delegated", "0::/hy3.slice/hy3-serve.service/worker\n", True),
+    ("v1", "4:memory:/\n1:name=systemd:/hy3.slice/hy3-serve.service\n0::/\n", True),
+    ("another-unit", "0::/hy3.slice/hy3-ray.service\n", False),
+    ("name-contains-it", "0::/system.slice/not-hy3-serve.service\n", False),
+    ("gone", "", False),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), [row[1:] for row in TEST_CGROUPS], ids=[row[0] for row in TEST_CGROUPS])
+def test_unit_of_cgroup(text: str, expected: bool) -> None:
+    assert unit_of_cgroup(text, "hy3-serve.service") is expected
+
+
+TEST_MASKED: list[tuple[list[str], list[str]]] = [
+    (
+        ["vllm", "--api-key", "a", "b", "--port", "8000"],
+        ["vllm", "--api-key", "********", "********", "--port", "8000"],
+    ),
+    (["vllm", "--api-key=a"], ["vllm", "--api-key=********"]),
+    (["vllm", "--tokenizer", "x", "--max-num-batched-tokens", "8"],) * 2,
+    (["vllm", "--speculative-config", '{"a b": "c\'d"}', ""],) * 2,
+]
+
+
+@pytest.mark.parametrize(("argv", "expected"), TEST_MASKED)
+def test_mask_argv(argv: list[str], expected: list[str]) -> None:
+    assert mask_argv(argv) == expected
+
+
+@pytest.mark.parametrize("name", ["VLLM_API_KEY", "HF_TOKEN", "my_secret", "RAY_REDIS_PASSWORD"])
+def test_secrets_are_refused(name: str) -> None:
+    with pytest.raises(Hy3Error, match=f"{name} looks like a secret"):
+        refuse_secrets(["NCCL_IB_HCA", name])
+
+
+def test_ordinary_names_are_taken() -> None:
+    refuse_secrets(["NCCL_IB_GID_INDEX", "VLLM_HOST_IP", "HY3_DIGEST"])
+
+
+TEST_JOURNAL: list[tuple[int | None, list[list[str]]]] = [
+    (None, [[]]),
+    (9000, [[]]),
+    (1000, [["--until=@4600"], ["--since=@4600", "--lines=2000"]]),
+]
+
+
+@pytest.mark.parametrize(("started", "windows"), TEST_JOURNAL)
+def test_only_the_boot_and_the_newest_lines_are_read(started: int | None, windows: list[list[str]]) -> None:
+    commands = journal_commands("abc", started=started, now=10000)
+    assert [command[command.index("_SYSTEMD_INVOCATION_ID=abc") + 1 :] for command in commands] == windows
+
+
+def process(proc: Path, pid: int, *, cgroup: str, cmdline: bytes, environ: bytes) -> None:
+    directory = proc / str(pid)
+    directory.mkdir(parents=True)
+    (directory / "cgroup").write_text(cgroup)
+    (directory / "cmdline").write_bytes(cmdline)
+    (directory / "environ").write_bytes(environ)
+    (directory / "limits").write_text("Limit  Soft  Hard  Units\nMax locked memory  8388608  unlimited  bytes\n")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    unit = "0::/hy3.slice/hy3-serve.service\n"
+    process(tmp_path, 12, cgroup=unit, cmdline=b"VLLM::Worker_TP0\0\0\0", environ=b"\0\0\0\0TAIL=1\0")
+    process(
+        tmp_path,
+        7,
+        cgroup=unit,
+        cmdline=b"vllm\0serve\0\0--speculative-config\0{\"a b\": 'c'}\0\xff\0",
+        environ=b"NCCL_IB_HCA=rocep1s0f1\0EMPTY=\0HF_TOKEN=hush\0EQUALS=a=b\0",
+    )
+    process(tmp_path, 3, cgroup="0::/init.scope\n", cmdline=b"init\0", environ=b"")
+    (tmp_path / "meminfo").write_text("")
+    return tmp_path
+
+
+def test_processes_of_a_unit(proc: Path) -> None:
+    found = Processes(str(proc)).of_unit("hy3-serve.service", ["NCCL_IB_HCA", "EMPTY", "EQUALS", "UNSET"])
+    assert found == [
+        {
+            "pid": 7,
+            "title": "vllm",
+            "user": os.getuid(),
+            "environment": {"NCCL_IB_HCA": "rocep1s0f1", "EMPTY": "", "EQUALS": "a=b"},
+        },
+        {"pid": 12, "title": "VLLM::Worker_TP0", "user": os.getuid(), "environment": None},
+    ]
+
+
+def test_argv_is_kept_byte_for_byte(proc: Path) -> None:
+    argv = Processes(str(proc)).argv(7)
+    assert argv == ["vllm", "serve", "", "--speculative-config", "{\"a b\": 'c'}", "\udcff"]
+    assert os.fsencode(argv[-1]) == b"\xff"
+
+
+def test_a_process_that_has_ended(proc: Path) -> None:
+    processes = Processes(str(proc))
+    assert (processes.argv(99), processes.environment(99, ["A"]), processes.memlock(99)) == ([], None, None)
+
+
+def test_memlock(proc: Path) -> None:
+    assert Processes(str(proc)).memlock(7) == 8388608
+
+
+def test_the_real_kernel() -> None:
+    processes = Processes()
+    environment = processes.environment(os.getpid(), ["PATH"])
+    assert environment is not None
+    assert set(environment) <= {"PATH"}
+    assert processes.argv(os.getpid())

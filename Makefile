@@ -27,9 +27,9 @@ $(VENV)/test: requirements/test.txt $(VENV)/controller
 demo: lab-up ## Boot two nodes on this machine and serve a tiny Hy3 on them
 	ansible-playbook playbooks/serve-hy3.yml -i $(LAB)
 
-test: lint unit molecule ## What a change must pass (at most 35 minutes)
+test: lint molecule unit ## What a change must pass (at most 35 minutes)
 
-test-all: lint unit integration molecule bench ## Everything: before an issue ends
+test-all: lint sanity molecule bench integration unit ## Everything: before an issue ends
 
 lint: $(VENV)/test ## ruff, mypy, yamllint, ansible-lint
 	ruff check .
@@ -46,7 +46,7 @@ integration: $(VENV)/test lab-up ## Real wheels, real engine, kills
 	pytest tests/integration
 
 molecule: $(VENV)/test lab-up ## Converge, idempotence and verify on the lab
-	molecule test --scenario-name default
+	molecule --base-config molecule/config.yml test --scenario-name default
 
 sanity: $(VENV)/test ## Documentation of every module and role renders
 	antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs all .

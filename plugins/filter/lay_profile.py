@@ -70,7 +70,9 @@ def lay_profile(profile: Settings, inventory: Settings) -> dict[str, object]:
     for name, value in inventory.items():
         below = profile.get(name, {})
         if isinstance(below, t.Mapping) and not isinstance(value, t.Mapping):
-            raise AnsibleFilterError(f"hy3_{name} is {value!r}, and it must be a dictionary; write `name: value` pairs.")
+            raise AnsibleFilterError(
+                f"hy3_{name} is {value!r}, and it must be a dictionary; write `name: value` pairs."
+            )
         if name in ARGUMENTS:
             merged[name] = _lay(_dashed(t.cast(Settings, below)), _dashed(t.cast(Settings, value)), deep=False)
         elif isinstance(value, t.Mapping):

@@ -49,12 +49,13 @@ RANK_TITLES = ("VLLM::Worker", "ray::RayWorkerProc", "ray::RayWorkerWrapper")
 
 def _fabric_problems(ray: Facts, fabric_env: Facts) -> list[str]:
     """Processes below the raylet that were started with other fabric values than this node's."""
+    # A process that renamed itself may have written its title over its environment, which then reads as null.
     for process in ray["processes"]:
-        for name, value in process["environment"].items():
+        for name, value in (process["environment"] or {}).items():
             if value != fabric_env.get(name):
                 return [
-                    f"process {process['pid']} ({process['title']}) of hy3-ray.service was started with {name}={value} and "
-                    f"this node's is {fabric_env.get(name)}; restart hy3-ray.service on this node."
+                    f"process {process['pid']} ({process['title']}) of hy3-ray.service was started with {name}={value} "
+                    f"and this node's is {fabric_env.get(name)}; restart hy3-ray.service on this node."
                 ]
     ranks = [process for process in ray["processes"] if process["title"].startswith(RANK_TITLES)]
     if len(ranks) != 1:
@@ -62,21 +63,22 @@ def _fabric_problems(ray: Facts, fabric_env: Facts) -> list[str]:
             f"{len(ranks)} engine ranks run on this node and one must run on each; Ray placed them elsewhere, so check "
             "the GPUs that each node brought."
         ]
-    lacking = sorted(set(fabric_env) - set(ranks[0]["environment"]))
+    started_by = next(process for process in ray["processes"] if process["pid"] == ray["main_pid"])
+    lacking = sorted(set(fabric_env) - set(started_by["environment"] or {}))
     if lacking:
         return [
-            f"rank process {ranks[0]['pid']} was started without {', '.join(lacking)}, so an executor may fill in the "
-            "head's; restart hy3-ray.service on this node."
+            f"process {started_by['pid']} of hy3-ray.service was started without {', '.join(lacking)}, so an "
+            "executor may fill in the head's; restart hy3-ray.service on this node."
         ]
     return []
 
 
 def _driver_problems(serve: Facts) -> list[str]:
-    leaked = sorted({name for process in serve["processes"] for name in process["environment"]})
+    leaked = sorted({name for process in serve["processes"] for name in process["environment"] or {}})
     if not leaked:
         return []
     return [
-        f"the driver was started with {', '.join(leaked)}, which an executor may copy over the other nodes' own values; "
+        f"the driver was started with {', '.join(leaked)}, which an executor may copy over the other nodes' values; "
         "take it out of hy3_engine_env."
     ]
 
@@ -99,7 +101,9 @@ def serve_problems(status: Facts, plan: Facts, fabric_env: Facts) -> list[str]:
     problems += _driver_problems(status["units"]["hy3-serve.service"])
     problems += _read_back_problems((status["log"] or {}).get("config") or {}, plan["readback"])
     if plan["engine_args"].get("speculative-config") and not (status["metrics"] or {}).get("drafted"):
-        problems.append("speculative decoding is on and no token was drafted; look for the drafter in the engine's log.")
+        problems.append(
+            "speculative decoding is on and no token was drafted; look for the drafter in the engine's log."
+        )
     return problems
 
 

@@ -40,7 +40,8 @@ def chat(host: t.Any, **body: t.Any) -> dict[str, t.Any]:
 def processes(host: t.Any, unit: str) -> dict[int, str]:
     """Title by pid of every process whose control group is the unit's."""
     found = host.check_output(
-        f"for d in /proc/[0-9]*; do grep -qs '/{unit}$' $d/cgroup && echo ${{d#/proc/}} $(tr '\\0' ' ' <$d/cmdline); done; true"
+        f"for d in /proc/[0-9]*; do grep -qs '/{unit}$' $d/cgroup && "
+        "echo ${d#/proc/} $(tr '\\0' ' ' <$d/cmdline); done; true"
     )
     return {int(pid): title for pid, _, title in (line.partition(" ") for line in found.splitlines())}
 
@@ -83,7 +84,9 @@ def test_arguments_arrive_byte_for_byte(host: t.Any, name: str) -> None:
     argv = host.check_output(f"tr '\\0' '\\n' </proc/{pid}/cmdline").splitlines()
     assert argv[argv.index("--speculative-config") + 1] == '{"method":"mtp","num_speculative_tokens":1}'
     # Odd on purpose; inventories/lab sets it.
-    assert argv[argv.index("--hf-overrides") + 1] == json.dumps({"hy3_lab_note": 'a "b" \'c\' $HOME %h \\ d'}, separators=(",", ":"))
+    assert argv[argv.index("--hf-overrides") + 1] == json.dumps(
+        {"hy3_lab_note": "a \"b\" 'c' $HOME %h \\ d"}, separators=(",", ":")
+    )
 
 
 def test_answer(host: t.Any, name: str) -> None:
@@ -113,5 +116,5 @@ def test_patched_file_serves(host: t.Any) -> None:
 
 
 def test_no_rsync_daemon_is_left(host: t.Any) -> None:
-    assert host.run("pgrep -f 'rsync --daemon'").rc == 1
+    assert host.run("pgrep -x rsync").rc == 1
     assert not host.file("/run/hy3-checkpoint").exists

@@ -1,0 +1,181 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import copy
+import typing as t
+
+import pytest
+from ansible_collections.sparks.hy3.plugins.filter.serve_problems import serve_problems
+
+Status = dict[str, t.Any]
+FABRIC_ENV = {"NCCL_IB_GID_INDEX": "6", "NCCL_IB_HCA": "=rocep1s0f1"}
+READBACK = {"quantization": "modelopt_fp4", "max_seq_len": 163840, "enforce_eager": True}
+PLAN: dict[str, t.Any] = {
+    "node": {"is_head": True},
+    "readback": READBACK,
+    "engine_args": {"speculative-config": {"method": "mtp"}},
+}
+WORKER_PLAN = PLAN | {"node": {"is_head": False}}
+
+
+def process(pid: int, title: str, environment: dict[str, str]) -> dict[str, t.Any]:
+    return {"pid": pid, "title": title, "user": 998, "environment": environment}
+
+
+def healthy() -> Status:
+    """A head as engine_status returns it, in the parts that count."""
+    ray = [
+        process(10, "/opt/hy3/venv/bin/python", {}),
+        process(11, "raylet", dict(FABRIC_ENV)),
+        process(12, "VLLM::Worker_TP0", dict(FABRIC_ENV)),
+    ]
+    return {
+        "units": {
+            "hy3-ray.service": {"processes": ray},
+            "hy3-serve.service": {
+                "processes": [process(20, "/opt/hy3/venv/bin/python", {}), process(21, "VLLM::EngineCore", {})]
+            },
+        },
+        "log": {
+            "config": {
+                "quantization": "modelopt_fp4",
+                "max_seq_len": 163840,
+                "enforce_eager": True,
+                "moe_backend": None,
+            }
+        },
+        "metrics": {"drafted": 1000, "accepted": 613},
+    }
+
+
+def ray_processes(status: Status) -> list[dict[str, t.Any]]:
+    return t.cast(list[dict[str, t.Any]], status["units"]["hy3-ray.service"]["processes"])
+
+
+def test_healthy_head() -> None:
+    assert serve_problems(healthy(), PLAN, FABRIC_ENV) == []
+
+
+@pytest.mark.parametrize("title", ["VLLM::Worker_TP1", "ray::RayWorkerProc", "ray::RayWorkerWrapper.execute_method"])
+def test_healthy_worker_has_neither_log_nor_metrics_nor_driver(title: str) -> None:
+    status = healthy()
+    ray_processes(status)[2]["title"] = title
+    status["units"]["hy3-serve.service"]["processes"] = []
+    status |= {"log": None, "metrics": None}
+    assert serve_problems(status, WORKER_PLAN, FABRIC_ENV) == []
+
+
+def other_index(status: Status) -> None:
+    ray_processes(status)[1]["environment"]["NCCL_IB_GID_INDEX"] = "3"
+
+
+def no_rank(status: Status) -> None:
+    ray_processes(status).pop()
+
+
+def two_ranks(status: Status) -> None:
+    ray_processes(status).append(process(13, "VLLM::Worker_TP1", dict(FABRIC_ENV)))
+
+
+def rank_without_index(status: Status) -> None:
+    del ray_processes(status)[2]["environment"]["NCCL_IB_GID_INDEX"]
+
+
+def ray_not_running(status: Status) -> None:
+    ray_processes(status).clear()
+
+
+def leaking_driver(status: Status) -> None:
+    for found in status["units"]["hy3-serve.service"]["processes"]:
+        found["environment"] = {"NCCL_IB_HCA": "=rocep1s0f1", "GLOO_SOCKET_IFNAME": "enp1s0f1np1"}
+
+
+def shorter_context(status: Status) -> None:
+    status["log"]["config"]["max_seq_len"] = 32768
+
+
+def no_quantization(status: Status) -> None:
+    status["log"]["config"]["quantization"] = None
+
+
+def nothing_drafted(status: Status) -> None:
+    status["metrics"]["drafted"] = 0
+
+
+def no_metrics(status: Status) -> None:
+    status["metrics"] = None
+
+
+NO_DRAFT = "speculative decoding is on and no token was drafted; look for the drafter in the engine's log."
+PROBLEMS: dict[str, tuple[t.Callable[[Status], None], str]] = {
+    "another node's index": (
+        other_index,
+        "process 11 (raylet) of hy3-ray.service was started with NCCL_IB_GID_INDEX=3 and this node's is 6; "
+        "restart hy3-ray.service on this node.",
+    ),
+    "no rank": (
+        no_rank,
+        "0 engine ranks run on this node and one must run on each; Ray placed them elsewhere, so check the GPUs that "
+        "each node brought.",
+    ),
+    "two ranks": (
+        two_ranks,
+        "2 engine ranks run on this node and one must run on each; Ray placed them elsewhere, so check the GPUs that "
+        "each node brought.",
+    ),
+    "ray does not run": (
+        ray_not_running,
+        "0 engine ranks run on this node and one must run on each; Ray placed them elsewhere, so check the GPUs that "
+        "each node brought.",
+    ),
+    "rank without its index": (
+        rank_without_index,
+        "rank process 12 was started without NCCL_IB_GID_INDEX, so an executor may fill in the head's; "
+        "restart hy3-ray.service on this node.",
+    ),
+    "driver with fabric values": (
+        leaking_driver,
+        "the driver was started with GLOO_SOCKET_IFNAME, NCCL_IB_HCA, which an executor may copy over the other nodes' "
+        "own values; take it out of hy3_engine_env.",
+    ),
+    "another length": (
+        shorter_context,
+        "the engine runs with max_seq_len 32768 and the profile says 163840; read the top of "
+        "`journalctl -u hy3-serve` for why it changed it.",
+    ),
+    "another quantization": (
+        no_quantization,
+        "the engine runs with quantization None and the profile says 'modelopt_fp4'; read the top of "
+        "`journalctl -u hy3-serve` for why it changed it.",
+    ),
+    "nothing drafted": (nothing_drafted, NO_DRAFT),
+    "no metrics": (no_metrics, NO_DRAFT),
+}
+
+
+@pytest.mark.parametrize(("break_it", "sentence"), PROBLEMS.values(), ids=PROBLEMS)
+def test_one_sentence(break_it: t.Callable[[Status], None], sentence: str) -> None:
+    status = healthy()
+    break_it(status)
+    assert serve_problems(status, PLAN, FABRIC_ENV) == [sentence]
+
+
+def test_without_a_log_every_setting_is_a_problem() -> None:
+    status = healthy() | {"log": None}
+    assert [line.split()[4] for line in serve_problems(status, PLAN, FABRIC_ENV)] == list(READBACK)
+
+
+def test_without_speculative_decoding_nothing_need_be_drafted() -> None:
+    plan = copy.deepcopy(PLAN) | {"engine_args": {}}
+    assert serve_problems(healthy() | {"metrics": None}, plan, FABRIC_ENV) == []
+
+
+def test_problems_of_different_parts_come_together() -> None:
+    status = healthy()
+    for break_it in (other_index, leaking_driver, shorter_context, nothing_drafted):
+        break_it(status)
+    assert len(serve_problems(status, PLAN, FABRIC_ENV)) == 4
+    assert len(serve_problems(status, WORKER_PLAN, FABRIC_ENV)) == 1

@@ -1,0 +1,315 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Rules of this collection that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import typing as t
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+ROLES = sorted(path.name for path in (ROOT / "roles").iterdir())
+PLAYBOOKS = sorted((ROOT / "playbooks").glob("*.yml"))
+PROFILES = sorted((ROOT / "roles/profile/files/profiles").glob("*.yml"))
+TRACKED = [
+    ROOT / name
+    for name in subprocess.run(
+        ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    if name and (ROOT / name).is_file()
+]
+
+# The roles whose variables a user sets, and how those begin.
+OWNERS = {"profile": "hy3_", "lab": "hy3_lab_"}
+# What a role publishes for the ones after it.
+FACTS = {
+    "profile": {"hy3_plan"},
+    "preflight": {"hy3_node"},
+    "checkpoint": {"hy3_checkpoint"},
+    "engine": {"hy3_engine"},
+    "engine_patch": {"hy3_patches"},
+    "report": {"hy3_report", "hy3_failure"},
+}
+# Stated per host, for role lab: see the description of its option hy3_lab_nodes.
+HOST_VARIABLES = {"hy3_lab_gid_index"}
+
+each_role = pytest.mark.parametrize("role", ROLES)
+Node = t.Any
+
+
+def load(path: Path) -> Node:
+    return yaml.safe_load(path.read_text()) if path.exists() else None
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def files_of(role: str, *folders: str) -> list[Path]:
+    return [path for path in TRACKED if any(path.is_relative_to(ROOT / "roles" / role / folder) for folder in folders)]
+
+
+def tasks_of(path: Path) -> Iterator[dict[str, Node]]:
+    """Every task of a file, those in blocks included, and the blocks themselves."""
+    waiting = list(load(path) or [])
+    while waiting:
+        task = waiting.pop(0)
+        yield task
+        for part in ("block", "rescue", "always"):
+            waiting += task.get(part) or []
+
+
+def argument_specs(role: str) -> dict[str, Node]:
+    specs = load(ROOT / "roles" / role / "meta/argument_specs.yml")
+    return t.cast(dict[str, Node], specs["argument_specs"]) if specs else {}
+
+
+# ---- Arguments
+
+
+def asked_entry_points() -> set[tuple[str, str]]:
+    """Role and file of tasks, for each place that asks for one by name."""
+    files = [path for role in ROLES for path in files_of(role, "tasks")] + PLAYBOOKS
+    asked = re.findall(
+        r"(?:name: *sparks\.hy3\.(\w+),? *\n? *tasks_from: *(\w+))", "\n".join(path.read_text() for path in files)
+    )
+    return set(asked)
+
+
+@each_role
+def test_each_entry_point_states_its_arguments(role: str) -> None:
+    entry_points = {file for name, file in asked_entry_points() if name == role}
+    entry_points |= {"main"} if (ROOT / "roles" / role / "tasks/main.yml").exists() else set()
+    assert entry_points == set(argument_specs(role)), f"roles/{role}/meta/argument_specs.yml"
+
+
+@each_role
+def test_defaults_are_what_the_argument_specs_say(role: str) -> None:
+    options = argument_specs(role).get("main", {}).get("options", {})
+    stated = {name: option["default"] for name, option in options.items() if "default" in option}
+    assert (load(ROOT / "roles" / role / "defaults/main.yml") or {}) == stated
+    assert {name for name in options if name not in stated} == {
+        name for name, option in options.items() if option.get("required")
+    }
+
+
+# ---- Names
+
+PUBLIC = HOST_VARIABLES.union(*FACTS.values(), *(argument_specs(role)["main"]["options"] for role in OWNERS))
+
+
+def given_names(role: str) -> Iterator[tuple[str, str]]:
+    """Each name that a role's tasks and vars give a value, and where."""
+    for path in files_of(role, "vars"):
+        yield from ((name, relative(path)) for name in load(path))
+    for path in files_of(role, "tasks"):
+        for task in tasks_of(path):
+            names = [task["register"]] if "register" in task else []
+            names += task.get("ansible.builtin.set_fact", {})
+            names += task.get("vars", {})
+            names += [task["loop_control"]["loop_var"]] if "loop_var" in task.get("loop_control", {}) else []
+            if "name" in task.get("ansible.builtin.include_vars", {}):
+                names.append(task["ansible.builtin.include_vars"]["name"])
+            asked = task.get("ansible.builtin.include_role") or task.get("ansible.builtin.import_role")
+            # What a role is asked with is that role's own.
+            prefix = f"__hy3_{asked['name'].rpartition('.')[2]}" if asked else None
+            yield from ((name, relative(path)) for name in names if not (prefix and name.startswith(prefix)))
+
+
+@each_role
+def test_names_are_private_or_published(role: str) -> None:
+    strange = {
+        (name, place)
+        for name, place in given_names(role)
+        if not name.startswith(f"__hy3_{role}_") and name not in FACTS.get(role, set())
+    }
+    assert strange == set()
+
+
+@each_role
+def test_only_owners_have_public_variables(role: str) -> None:
+    """Another role may ask for a fact or for an owner's variable, but gives it no value of its own."""
+    options = {
+        name: option for spec in argument_specs(role).values() for name, option in spec.get("options", {}).items()
+    }
+    if role in OWNERS:
+        assert {name for name in options if not name.startswith(OWNERS[role])} == set()
+        assert {name for name in options if role != "lab" and name.startswith(OWNERS["lab"])} == set()
+    else:
+        valued = {name for name, option in options.items() if name.startswith("hy3_") and "default" in option}
+        assert valued == set()
+        assert {name for name in options if not name.startswith(f"__hy3_{role}")} <= PUBLIC
+
+
+def test_every_public_name_that_is_used_is_known() -> None:
+    used: dict[str, str] = {}
+    files = [path for role in ROLES for path in files_of(role, "tasks", "vars", "defaults", "templates")]
+    files += [*PLAYBOOKS, *(path for path in TRACKED if path.is_relative_to(ROOT / "inventories"))]
+    for path in files:
+        # Neither a part of another name nor a file's name.
+        for name in re.findall(r"(?<![\w/-])hy3_\w+(?!\w|\.yml|-)", path.read_text()):
+            used.setdefault(name, relative(path))
+    assert {name: place for name, place in used.items() if name not in PUBLIC} == {}
+
+
+# ---- Boundaries
+
+
+@each_role
+def test_no_role_knows_an_inventory_group(role: str) -> None:
+    """A role takes its hosts from a variable, so that it serves any inventory."""
+    pattern = re.compile(r"\bgroups\s*[\[.]|\bgroup_names\b")
+    assert [relative(path) for path in files_of(role, ".") if pattern.search(path.read_text())] == []
+
+
+@each_role
+def test_no_role_but_the_lab_knows_the_lab(role: str) -> None:
+    """What differs from a Spark is in inventories/lab and roles/lab, and nowhere else."""
+    allowed = {"roles/profile/files/profiles/tiny_lab.yml"}
+    known = {
+        relative(path)
+        for path in files_of(role, ".")
+        if role != "lab" and re.search(r"(?<![a-z])lab(?![a-z])", path.read_text(), re.IGNORECASE)
+    }
+    assert known - allowed == set()
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS, ids=lambda path: path.name)
+def test_playbooks_are_short(playbook: Path) -> None:
+    """Hosts and roles, nothing else."""
+    assert len(playbook.read_text().splitlines()) <= 40
+
+
+# ---- Profiles
+
+REQUIRED: dict[str, set[str]] = {
+    "": {
+        *("title", "source", "engine", "executor", "nodes", "checkpoint", "patches", "served_model_name"),
+        *("engine_args", "engine_env", "ray_args", "memory", "smoke", "readback", "expected"),
+    },
+    "checkpoint": {"directory", "shards"},
+    "engine_args": {"tensor-parallel-size", "pipeline-parallel-size", "max-model-len"},
+    "ray_args": {"object-store-memory"},
+    "memory": {"os_reserve", "head", "worker"},
+    "memory.head": {"ray", "serve"},
+    "memory.worker": {"ray"},
+    "smoke": {"question", "expect"},
+    "readback": {"max_seq_len", "tensor_parallel_size"},
+    "expected": {"conditions"},
+}
+# Keys that not every profile has, where all others are a slip of the pen.
+OPTIONAL = {"checkpoint": {"repository", "size_gb"}}
+CLOSED = ("", "checkpoint", "memory", "memory.head", "memory.worker", "smoke")
+
+
+@pytest.mark.parametrize("place", REQUIRED, ids=lambda place: place or "profile")
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_profiles_have_the_same_keys(path: Path, place: str) -> None:
+    part = load(path)
+    for name in place.split(".") if place else []:
+        part = part[name]
+    assert REQUIRED[place] - set(part) == set()
+    if place in CLOSED:
+        assert set(part) - REQUIRED[place] - OPTIONAL.get(place, set()) == set()
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_what_is_read_back_is_what_was_asked_for(path: Path) -> None:
+    profile = load(path)
+    args, readback = profile["engine_args"], profile["readback"]
+    asked = {name.replace("-", "_"): value for name, value in args.items()} | {"max_seq_len": args["max-model-len"]}
+    if "speculative-config" in args:
+        speculative = args["speculative-config"]
+        asked |= {"speculative_method": speculative["method"]}
+        asked |= {"speculative_tokens": speculative["num_speculative_tokens"]}
+    # Read from the checkpoint, not asked for.
+    readback.pop("quantization", None)
+    assert readback == {name: asked.get(name) for name in readback}
+    assert args["tensor-parallel-size"] * args["pipeline-parallel-size"] == profile["nodes"]
+
+
+# ---- Source files
+
+# Copied to the nodes by a role, and run there by a bare interpreter.
+ON_THE_NODES = ["_roce", "_port", "_memory"]
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+@pytest.mark.parametrize("name", ON_THE_NODES)
+def test_programs_of_the_nodes_need_the_standard_library_only(name: str) -> None:
+    tree = ast.parse((ROOT / f"plugins/module_utils/{name}.py").read_text())
+    assert [name for name in imports(tree) if name.partition(".")[0] not in sys.stdlib_module_names] == []
+
+
+def test_what_a_role_copies_to_the_nodes_is_such_a_program() -> None:
+    copied = {
+        f"_{item.removesuffix('.py')}"
+        for role in ROLES
+        for path in files_of(role, "tasks")
+        for task in tasks_of(path)
+        if "plugins/module_utils/" in str(task.get("ansible.builtin.copy", {}).get("src"))
+        for item in task["loop"]
+    }
+    assert copied
+    assert copied - set(ON_THE_NODES) == set()
+
+
+HEADER = """\
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""
+PRIVATE = "# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.\n"
+PYTHON = [path for path in TRACKED if path.suffix == ".py"]
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=relative)
+def test_header(path: Path) -> None:
+    text = path.read_text()
+    if path.is_relative_to(ROOT / "plugins/modules"):
+        assert text.startswith("#!/usr/bin/python\n")
+    text = re.sub(r"\A#!.*\n", "", text)
+    assert text.startswith(HEADER)
+    if path.is_relative_to(ROOT / "plugins/module_utils"):
+        assert text.removeprefix(HEADER).startswith(PRIVATE)
+
+
+def test_nothing_but_python_is_a_plugin() -> None:
+    assert {relative(path) for path in TRACKED if path.is_relative_to(ROOT / "plugins")} <= set(map(relative, PYTHON))
+
+
+# Written so that they do not find themselves.
+START = r"(?<![\w.}-])"  # a path from the root of the file system
+FOREIGN = {
+    "a home directory": START + r"/(?:home|User[s])/[a-z][\w.-]*/",
+    "root's home": START + r"/roo[t]/",
+    "a working directory of somebody's": START + r"/(?:wor[k]|var/tm[p])/",
+    "a package registry": r"\b[\w-]*(?:pyp[i]|pythonhoste[d]|artifactor[y]|nexu[s]|jfro[g])[\w-]*\.[a-z]+\b",
+    "an index of packages": r"--(?:extra-)?index-ur[l]|find-link[s]",
+}
+
+
+@pytest.mark.parametrize("pattern", FOREIGN.values(), ids=FOREIGN)
+def test_no_tracked_file_names(pattern: str) -> None:
+    found = {
+        f"{relative(path)}: {match[0]}"
+        for path in TRACKED
+        for match in re.finditer(pattern, path.read_bytes().decode("utf-8", errors="replace"))
+    }
+    assert found == set()

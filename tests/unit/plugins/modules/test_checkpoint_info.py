@@ -10,16 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.sparks.hy3.plugins.module_utils._safetensors import render_header
-from ansible_collections.sparks.hy3.plugins.modules import checkpoint_info
+from ansible_collections.sparks.hy3.tests.unit.plugins.modules.module_runner import run_module
 
 
-def run(capsys: pytest.CaptureFixture[str], **arguments: Any) -> dict[str, Any]:
-    with patch_module_args(arguments), pytest.raises(SystemExit):
-        checkpoint_info.main()
-    result: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return result
+def run(**arguments: Any) -> dict[str, Any]:
+    return run_module("checkpoint_info", **arguments)
 
 
 def make(directory: Path, claimed: int) -> None:
@@ -30,9 +26,9 @@ def make(directory: Path, claimed: int) -> None:
 
 
 @pytest.mark.parametrize("check_mode", [False, True])
-def test_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str], check_mode: bool) -> None:
+def test_whole(tmp_path: Path, check_mode: bool) -> None:
     make(tmp_path, 2000)
-    result = run(capsys, path=str(tmp_path), _ansible_check_mode=check_mode)
+    result = run(path=str(tmp_path), _ansible_check_mode=check_mode)
     assert (result["complete"], result["exists"], result["changed"], result["mtp"]) == (True, True, False, False)
     assert (result["problems"], result["problem_count"]) == ([], 0)
     assert [(shard["name"], shard["tensors"]) for shard in result["shards"]] == [("s.safetensors", 1)]
@@ -40,21 +36,21 @@ def test_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str], check_mode: b
     assert len(result["digest"]) == 64
 
 
-def test_warning_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_is_passed_on(tmp_path: Path) -> None:
     make(tmp_path, 5)
-    result = run(capsys, path=str(tmp_path))
+    result = run(path=str(tmp_path))
     assert result["complete"]
     assert "claims 5 bytes" in json.dumps(result["warnings"])
 
 
-def test_incomplete_and_absent_do_not_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_and_absent_do_not_fail(tmp_path: Path) -> None:
     make(tmp_path, 2000)
     (tmp_path / "s.safetensors").unlink()
-    result = run(capsys, path=str(tmp_path), level="size")
+    result = run(path=str(tmp_path), level="size")
     assert (result["complete"], result["problem_count"], result["digest"]) == (False, 1, None)
-    result = run(capsys, path=str(tmp_path / "none"))
+    result = run(path=str(tmp_path / "none"))
     assert (result["complete"], result["exists"], result["shards"], result["model"]) == (False, False, [], {})
 
 
-def test_unknown_level(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "value of level must be one of" in run(capsys, path=str(tmp_path), level="hash")["msg"]
+def test_unknown_level(tmp_path: Path) -> None:
+    assert "value of level must be one of" in run(path=str(tmp_path), level="hash")["msg"]

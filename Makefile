@@ -52,7 +52,7 @@ sanity: $(VENV)/test ## Documentation of every module and role renders
 	antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs all .
 
 bench: $(VENV)/test ## Figures against a baseline, one line each
-	$(BIN)/python tests/bench/run.py
+	PYTHONPATH=.collections $(BIN)/python tests/bench/run.py
 
 lab-up: $(VENV)/controller ## Start the lab
 	ansible-playbook playbooks/lab_up.yml -i $(LAB)

@@ -153,12 +153,25 @@ def test_only_owners_have_public_variables(role: str) -> None:
 def test_every_public_name_that_is_used_is_known() -> None:
     used: dict[str, str] = {}
     files = [path for role in ROLES for path in files_of(role, "tasks", "vars", "defaults", "templates")]
-    files += [*PLAYBOOKS, *(path for path in TRACKED if path.is_relative_to(ROOT / "inventories"))]
-    for path in files:
+    for path in files + PLAYBOOKS:
         # Neither a part of another name nor a file's name.
         for name in re.findall(r"(?<![\w/-])hy3_\w+(?!\w|\.yml|-)", path.read_text()):
             used.setdefault(name, relative(path))
     assert {name: place for name, place in used.items() if name not in PUBLIC} == {}
+
+
+def inventory_names(path: Path) -> set[str]:
+    content = load(path)
+    if path.parent.name in ("group_vars", "host_vars"):
+        return set(content)
+    hosts = [host or {} for group in content.values() for host in group["hosts"].values()]
+    return set().union(*hosts)
+
+
+@pytest.mark.parametrize("inventory", sorted((ROOT / "inventories").iterdir()), ids=lambda path: path.name)
+def test_inventories_state_known_names(inventory: Path) -> None:
+    names = set().union(*(inventory_names(path) for path in inventory.rglob("*.yml")))
+    assert {name for name in names if not name.startswith("ansible_")} - PUBLIC == set()
 
 
 # ---- Boundaries

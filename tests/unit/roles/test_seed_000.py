@@ -145,6 +145,7 @@ NOT_THE_DRIVERS = "whatever the driver has, an executor may copy over the other 
 DRIVER_ENVIRONMENT: Differences = ENVIRONMENT_BOTH | {
     **{name: Ours(None, NOT_THE_DRIVERS) for name in (*SEED_NETWORK, "NCCL_IB_GID_INDEX")},
     "RAY_ADDRESS": Ours(f"{HEAD}:6379", "the driver must join our cluster and never start another (decision 2)"),
+    "RAY_DEDUP_LOGS": Ours("0", "Ray folds equal lines of two ranks, and the log is read for progress and causes"),
     "HY3_CHECKPOINT": Ours("SHA256", "another checkpoint at the same path means a restart (decision 1)"),
 }
 
@@ -162,7 +163,7 @@ UNIT: Differences = {
     "Service.LogRateLimitIntervalSec": Ours("0", "the log is read for progress and causes, so no line may be dropped"),
     "Service.TimeoutStartSec": Ours("900", "waiting for the head happens before the start and takes up to 600 s"),
     "Service.TimeoutStopSec": Ours("60", "the engine frees the GPU before it ends"),
-    "Service.KillMode": Ours("control-group", "no worker outlives its raylet"),
+    "Service.KillMode": Ours("mixed", "`ray start --block` ends its processes in order when it alone gets the signal"),
 }
 RAY_UNIT: Differences = UNIT | {
     "Service.RuntimeDirectory": Ours("hy3-ray", "holds this start's GID index and NCCL's log"),

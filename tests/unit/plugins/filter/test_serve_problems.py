@@ -21,20 +21,20 @@ PLAN: dict[str, t.Any] = {
 WORKER_PLAN = PLAN | {"node": {"is_head": False}}
 
 
-def process(pid: int, title: str, environment: dict[str, str]) -> dict[str, t.Any]:
+def process(pid: int, title: str, environment: dict[str, str] | None) -> dict[str, t.Any]:
     return {"pid": pid, "title": title, "user": 998, "environment": environment}
 
 
 def healthy() -> Status:
     """A head as engine_status returns it, in the parts that count."""
     ray = [
-        process(10, "/opt/hy3/venv/bin/python", {}),
+        process(10, "/opt/hy3/venv/bin/python", dict(FABRIC_ENV)),
         process(11, "raylet", dict(FABRIC_ENV)),
         process(12, "VLLM::Worker_TP0", dict(FABRIC_ENV)),
     ]
     return {
         "units": {
-            "hy3-ray.service": {"processes": ray},
+            "hy3-ray.service": {"main_pid": 10, "processes": ray},
             "hy3-serve.service": {
                 "processes": [process(20, "/opt/hy3/venv/bin/python", {}), process(21, "VLLM::EngineCore", {})]
             },
@@ -68,6 +68,14 @@ def test_healthy_worker_has_neither_log_nor_metrics_nor_driver(title: str) -> No
     assert serve_problems(status, WORKER_PLAN, FABRIC_ENV) == []
 
 
+def test_a_title_written_over_the_environment_is_no_problem() -> None:
+    status = healthy()
+    ray_processes(status)[2]["environment"] = None
+    for found in status["units"]["hy3-serve.service"]["processes"]:
+        found["environment"] = None
+    assert serve_problems(status, PLAN, FABRIC_ENV) == []
+
+
 def other_index(status: Status) -> None:
     ray_processes(status)[1]["environment"]["NCCL_IB_GID_INDEX"] = "3"
 
@@ -80,8 +88,12 @@ def two_ranks(status: Status) -> None:
     ray_processes(status).append(process(13, "VLLM::Worker_TP1", dict(FABRIC_ENV)))
 
 
-def rank_without_index(status: Status) -> None:
-    del ray_processes(status)[2]["environment"]["NCCL_IB_GID_INDEX"]
+def started_without_index(status: Status) -> None:
+    del ray_processes(status)[0]["environment"]["NCCL_IB_GID_INDEX"]
+
+
+def started_without_anything(status: Status) -> None:
+    ray_processes(status)[0]["environment"] = None
 
 
 def ray_not_running(status: Status) -> None:
@@ -131,15 +143,20 @@ PROBLEMS: dict[str, tuple[t.Callable[[Status], None], str]] = {
         "0 engine ranks run on this node and one must run on each; Ray placed them elsewhere, so check the GPUs that "
         "each node brought.",
     ),
-    "rank without its index": (
-        rank_without_index,
-        "rank process 12 was started without NCCL_IB_GID_INDEX, so an executor may fill in the head's; "
+    "ray without its index": (
+        started_without_index,
+        "process 10 of hy3-ray.service was started without NCCL_IB_GID_INDEX, so an executor may fill in the head's; "
         "restart hy3-ray.service on this node.",
+    ),
+    "ray without any": (
+        started_without_anything,
+        "process 10 of hy3-ray.service was started without NCCL_IB_GID_INDEX, NCCL_IB_HCA, so an executor may fill in "
+        "the head's; restart hy3-ray.service on this node.",
     ),
     "driver with fabric values": (
         leaking_driver,
         "the driver was started with GLOO_SOCKET_IFNAME, NCCL_IB_HCA, which an executor may copy over the other nodes' "
-        "own values; take it out of hy3_engine_env.",
+        "values; take it out of hy3_engine_env.",
     ),
     "another length": (
         shorter_context,

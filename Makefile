@@ -61,4 +61,4 @@ lab-down: $(VENV)/controller ## Stop the lab, keep its engine and checkpoint
 	ansible-playbook playbooks/lab_down.yml -i $(LAB)
 
 clean-lab: $(VENV)/controller ## Stop the lab and remove all that it made
-	ansible-playbook playbooks/lab_down.yml -i $(LAB) --extra-vars hy3_lab_purge=true
+	ansible-playbook playbooks/lab_down.yml -i $(LAB) --extra-vars hy3_lab_state=purged

@@ -49,6 +49,8 @@ RANK_TITLES = ("VLLM::Worker", "ray::RayWorkerProc", "ray::RayWorkerWrapper")
 
 def _fabric_problems(ray: Facts, fabric_env: Facts) -> list[str]:
     """Processes below the raylet that were started with other fabric values than this node's."""
+    if not ray["processes"]:
+        return ["hy3-ray.service does not run on this node; read `journalctl -u hy3-ray` there."]
     # A process that renamed itself may have written its title over its environment, which then reads as null.
     for process in ray["processes"]:
         for name, value in (process["environment"] or {}).items():
@@ -63,11 +65,11 @@ def _fabric_problems(ray: Facts, fabric_env: Facts) -> list[str]:
             f"{len(ranks)} engine ranks run on this node and one must run on each; Ray placed them elsewhere, so check "
             "the GPUs that each node brought."
         ]
-    started_by = next(process for process in ray["processes"] if process["pid"] == ray["main_pid"])
-    lacking = sorted(set(fabric_env) - set(started_by["environment"] or {}))
+    first = next((process for process in ray["processes"] if process["pid"] == ray["main_pid"]), {})
+    lacking = sorted(set(fabric_env) - set(first.get("environment") or {}))
     if lacking:
         return [
-            f"process {started_by['pid']} of hy3-ray.service was started without {', '.join(lacking)}, so an "
+            f"process {ray['main_pid']} of hy3-ray.service was started without {', '.join(lacking)}, so an "
             "executor may fill in the head's; restart hy3-ray.service on this node."
         ]
     return []

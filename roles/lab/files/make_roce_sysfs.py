@@ -28,7 +28,7 @@ def mapped(address: str) -> str:
 def rows(address: str, decoy: str, index: int, slots: int = 16) -> list[tuple[str, str | None]]:
     """``slots`` rows of (GID, type); the right one, ``address`` as RoCE v2, is at ``index`` (3 or more).
 
-    ``address`` also stands at ``index - 1`` as RoCE v1, and ``decoy`` as RoCE v2 in the free rows before that.
+    ``address`` also stands at ``index - 1`` as RoCE v1, and ``decoy`` as RoCE v2 after it and in the rows before.
     An unused slot has no type: reading it fails on real hardware too.
     """
     table: list[tuple[str, str | None]] = [(EMPTY, None)] * slots
@@ -36,6 +36,7 @@ def rows(address: str, decoy: str, index: int, slots: int = 16) -> list[tuple[st
     for position in range(3, index - 1):
         table[position] = (mapped(decoy), V2 if position % 2 else V1)
     table[index - 1], table[index] = (mapped(address), V1), (mapped(address), V2)
+    table[index + 1] = (mapped(decoy), V2)
     return table
 
 

@@ -140,8 +140,7 @@ PROBLEMS: dict[str, tuple[t.Callable[[Status], None], str]] = {
     ),
     "ray does not run": (
         ray_not_running,
-        "0 engine ranks run on this node and one must run on each; Ray placed them elsewhere, so check the GPUs that "
-        "each node brought.",
+        "hy3-ray.service does not run on this node; read `journalctl -u hy3-ray` there.",
     ),
     "ray without its index": (
         started_without_index,

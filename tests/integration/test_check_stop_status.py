@@ -1,0 +1,103 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Check mode on a lab that never served and on one that serves; status and stop. Makes the lab's nodes anew."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import typing as t
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# What a node holds that the play could have touched: units and files of ours, their content, and what runs.
+TRACES = r"""
+cd /; for tree in etc/systemd/system etc/hy3 usr/local/lib/hy3 srv/hy3/models run/hy3-ray run/hy3-serve; do
+    find $tree -printf '%p %s %m %T@\n' 2>/dev/null | sort
+done
+sha256sum /var/lib/hy3-lab/venv/lib/python3*/site-packages/vllm/model_executor/models/hy_v3_mtp.py
+systemctl show hy3-ray hy3-serve -p MainPID,InvocationID
+"""
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    return done.stdout
+
+
+def play(name: str, *options: str) -> str:
+    return run("ansible-playbook", f"playbooks/{name}.yml", "-i", "inventories/lab", *options)
+
+
+def on(node: str, script: str) -> str:
+    return run("ssh", "-F", "/var/lib/hy3-lab/ssh/config", node, f"sudo -n bash -c {_quoted(script)}")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def traces() -> dict[str, str]:
+    return {node: on(node, TRACES) for node in ("spark-1", "spark-2")}
+
+
+@pytest.fixture(scope="module")
+def fresh() -> None:
+    """Nodes on which nothing was ever deployed."""
+    play("lab_down")
+    play("lab_up")
+
+
+@pytest.fixture(scope="module")
+def served(fresh: None) -> t.Iterator[None]:
+    play("serve-hy3")
+    yield
+    # Leave a cluster that serves to the next file.
+    play("serve-hy3")
+
+
+def test_check_mode_before_anything_is_deployed(fresh: None) -> None:
+    before = traces()
+    output = play("serve-hy3", "--check", "--diff")
+    assert "would be copied from spark-1" in output
+    assert 'prefix="lm_head",' in output
+    assert "ExecStart=" in output
+    assert "Check mode: nothing was changed." in output
+    assert traces() == before
+
+
+def test_status_before_anything_is_deployed(fresh: None) -> None:
+    assert "Hy3 does not answer" in play("status-hy3")
+
+
+def test_check_mode_while_it_serves(served: None) -> None:
+    before = traces()
+    assert set(re.findall(r"changed=(\d+)", play("serve-hy3", "--check", "--diff"))) == {"0"}
+    assert traces() == before
+
+
+def test_status_while_it_serves(served: None) -> None:
+    output = play("status-hy3")
+    assert "-> Paris." in output
+    assert "Ray      198.18.20.1, 198.18.20.2 with 2 GPUs" in output
+    assert set(re.findall(r"changed=(\d+)", output)) == {"0"}
+
+
+def test_stop_stops_ours_and_nothing_else(served: None) -> None:
+    # The same user and venv, and a title that a search by name would take for Ray's.
+    on("spark-2", "systemd-run --unit=not-ours --uid=hy3 bash -c 'exec -a ray::Somebody sleep 1000'")
+    try:
+        play("stop-hy3")
+        for node in ("spark-1", "spark-2"):
+            shown = on(node, "systemctl show hy3-ray hy3-serve -p ActiveState,MainPID")
+            assert set(shown.split()) == {"ActiveState=inactive", "MainPID=0"}
+            assert on(node, "pgrep -u hy3 -f 'raylet|gcs_server|vllm|VLLM' || true").strip() == ""
+        assert on("spark-2", "pgrep -u hy3 -f ray::Somebody").strip()
+        assert set(re.findall(r"changed=(\d+)", play("stop-hy3"))) == {"0"}
+        assert "Hy3 does not answer" in play("status-hy3")
+    finally:
+        on("spark-2", "systemctl stop not-ours")

@@ -1,0 +1,55 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""P1 on each node of the lab by itself: every node has its own site-packages. Needs `make lab-up`."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+VENV = "/var/lib/hy3-lab/venv"
+TARGET = "$(echo /var/lib/hy3-lab/venv/lib/python3*/site-packages/vllm/model_executor/models/hy_v3_mtp.py)"
+
+
+def ansible(node: str, module: str, arguments: str, *options: str) -> str:
+    command = ["ansible", node, "-i", "inventories/lab", "-b", "-m", module, "-a", arguments, *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def patch(node: str, state: str, *options: str) -> str:
+    return ansible(node, "sparks.hy3.engine_patch", f"venv={VENV} patches=P1 state={state}", *options)
+
+
+def sha256(node: str) -> str:
+    return ansible(node, "ansible.builtin.shell", f"sha256sum {TARGET}").splitlines()[-1].split()[0]
+
+
+@pytest.mark.parametrize(("node", "other"), [("spark-1", "spark-2"), ("spark-2", "spark-1")])
+def test_apply_and_revert_on_one_node(node: str, other: str) -> None:
+    patch(node, "absent")
+    patch(other, "absent")
+    original = sha256(node)
+    assert original == sha256(other)
+
+    checked = patch(node, "present", "--check", "--diff")
+    added = [line for line in checked.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    removed = [line for line in checked.splitlines() if line.startswith("-") and not line.startswith("---")]
+    assert f"{node} | CHANGED" in checked
+    assert ([line.strip("+ ") for line in added], removed) == (['prefix="lm_head",'], [])
+    assert sha256(node) == original, "check mode writes nothing"
+
+    assert f"{node} | CHANGED" in patch(node, "present")
+    assert f"{node} | SUCCESS" in patch(node, "present")
+    assert sha256(node) != original
+    assert sha256(other) == original, "the other node has its own file"
+
+    assert f"{node} | CHANGED" in patch(node, "absent")
+    assert sha256(node) == original
+    patch(node, "present")
+    patch(other, "present")

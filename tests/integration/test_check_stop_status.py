@@ -5,14 +5,11 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 import typing as t
-from pathlib import Path
 
 import pytest
+from ansible_collections.sparks.hy3.tests.integration.lab import NODES, changed_nothing, on, play
 
-ROOT = Path(__file__).parents[2]
 # What a node holds that the play could have touched: units and files of ours, their content, and what runs.
 TRACES = r"""
 cd /; for tree in etc/systemd/system etc/hy3 usr/local/lib/hy3 srv/hy3/models run/hy3-ray run/hy3-serve; do
@@ -23,26 +20,8 @@ systemctl show hy3-ray hy3-serve -p MainPID,InvocationID
 """
 
 
-def run(*command: str) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-    return done.stdout
-
-
-def play(name: str, *options: str) -> str:
-    return run("ansible-playbook", f"playbooks/{name}.yml", "-i", "inventories/lab", *options)
-
-
-def on(node: str, script: str) -> str:
-    return run("ssh", "-F", "/var/lib/hy3-lab/ssh/config", node, f"sudo -n bash -c {_quoted(script)}")
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
 def traces() -> dict[str, str]:
-    return {node: on(node, TRACES) for node in ("spark-1", "spark-2")}
+    return {node: on(node, TRACES) for node in NODES}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +55,7 @@ def test_status_before_anything_is_deployed(fresh: None) -> None:
 
 def test_check_mode_while_it_serves(served: None) -> None:
     before = traces()
-    assert set(re.findall(r"changed=(\d+)", play("serve-hy3", "--check", "--diff"))) == {"0"}
+    assert changed_nothing(play("serve-hy3", "--check", "--diff"))
     assert traces() == before
 
 
@@ -84,7 +63,7 @@ def test_status_while_it_serves(served: None) -> None:
     output = play("status-hy3")
     assert "-> Paris." in output
     assert "Ray      198.18.20.1, 198.18.20.2 with 2 GPUs" in output
-    assert set(re.findall(r"changed=(\d+)", output)) == {"0"}
+    assert changed_nothing(output)
 
 
 def test_stop_stops_ours_and_nothing_else(served: None) -> None:
@@ -92,12 +71,12 @@ def test_stop_stops_ours_and_nothing_else(served: None) -> None:
     on("spark-2", "systemd-run --unit=not-ours --uid=hy3 bash -c 'exec -a ray::Somebody sleep 1000'")
     try:
         play("stop-hy3")
-        for node in ("spark-1", "spark-2"):
+        for node in NODES:
             shown = on(node, "systemctl show hy3-ray hy3-serve -p ActiveState,MainPID")
             assert set(shown.split()) == {"ActiveState=inactive", "MainPID=0"}
             assert on(node, "pgrep -u hy3 -f 'raylet|gcs_server|vllm|VLLM' || true").strip() == ""
         assert on("spark-2", "pgrep -u hy3 -f ray::Somebody").strip()
-        assert set(re.findall(r"changed=(\d+)", play("stop-hy3"))) == {"0"}
+        assert changed_nothing(play("stop-hy3"))
         assert "Hy3 does not answer" in play("status-hy3")
     finally:
         on("spark-2", "systemctl stop not-ours")

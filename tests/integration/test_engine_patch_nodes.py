@@ -5,29 +5,19 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
-
 import pytest
+from ansible_collections.sparks.hy3.tests.integration.lab import module, on
 
-ROOT = Path(__file__).parents[2]
 VENV = "/var/lib/hy3-lab/venv"
 TARGET = "$(echo /var/lib/hy3-lab/venv/lib/python3*/site-packages/vllm/model_executor/models/hy_v3_mtp.py)"
 
 
-def ansible(node: str, module: str, arguments: str, *options: str) -> str:
-    command = ["ansible", node, "-i", "inventories/lab", "-b", "-m", module, "-a", arguments, *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def patch(node: str, state: str, *options: str) -> str:
-    return ansible(node, "sparks.hy3.engine_patch", f"venv={VENV} patches=P1 state={state}", *options)
+    return module(node, "sparks.hy3.engine_patch", f"venv={VENV} patches=P1 state={state}", *options)
 
 
 def sha256(node: str) -> str:
-    return ansible(node, "ansible.builtin.shell", f"sha256sum {TARGET}").splitlines()[-1].split()[0]
+    return on(node, f"sha256sum {TARGET}").split()[0]
 
 
 @pytest.mark.parametrize(("node", "other"), [("spark-1", "spark-2"), ("spark-2", "spark-1")])

@@ -65,7 +65,7 @@ def _fabric_problems(ray: Facts, fabric_env: Facts) -> list[str]:
             f"{len(ranks)} engine ranks run on this node and one must run on each; Ray placed them elsewhere, so check "
             "the GPUs that each node brought."
         ]
-    first = next((process for process in ray["processes"] if process["pid"] == ray["main_pid"]), {})
+    first: Facts = next((process for process in ray["processes"] if process["pid"] == ray["main_pid"]), {})
     lacking = sorted(set(fabric_env) - set(first.get("environment") or {}))
     if lacking:
         return [

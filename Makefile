@@ -16,6 +16,7 @@ help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(VENV)/controller: requirements/controller.txt
+	$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update -q; apt-get install -y -q python3-venv; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --requirement $<
 	touch $@

@@ -61,6 +61,10 @@ def test_units_run_as_the_user_in_the_slice(host: t.Any, name: str) -> None:
         assert "NRestarts=0" in shown
 
 
+def test_shared_memory_outlives_sessions(host: t.Any) -> None:
+    assert host.file("/var/lib/systemd/linger/hy3").exists
+
+
 def test_one_rank_on_each_node_with_its_own_fabric(host: t.Any, name: str) -> None:
     ranks = [pid for pid, title in processes(host, "hy3-ray.service").items() if title.startswith("ray::RayWorkerProc")]
     assert len(ranks) == 1

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import typing as t
 
 import pytest
-from ansible_collections.sparks.hy3.tests.integration.lab import NODES, changed_nothing, on, play
+from ansible_collections.sparks.hy3.tests.integration.lab import NODES, ROOT, changed_nothing, command_of, on, play
 
 # What a node holds that the play could have touched: units and files of ours, their content, and what runs.
 TRACES = r"""
@@ -64,6 +66,42 @@ def test_status_while_it_serves(served: None) -> None:
     assert "-> Paris." in output
     assert "Ray      198.18.20.1, 198.18.20.2 with 2 GPUs" in output
     assert changed_nothing(output)
+
+
+def newest_report() -> dict[str, t.Any]:
+    path = max((ROOT / "reports/lab").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    report: dict[str, t.Any] = json.loads(path.read_text())
+    return report
+
+
+def test_report_of_a_good_run(served: None) -> None:
+    play("serve-hy3")
+    report = newest_report()
+    assert (report["play"], report["ok"], report["healthy"], report["failures"]) == ("serve", True, True, [])
+    assert (report["smoke"]["text"], report["smoke"]["logprobs_finite"]) == ("Paris.", True)
+    assert report["kv"]["tokens"] > 0
+    assert report["metrics"]["acceptance"] > 0.9
+    assert [report["nodes"][node]["gid_index"] for node in NODES] == [3, 6]
+    assert all(report["nodes"][node]["memory"]["available"] > 0 for node in NODES)
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ('{"hy3_profile": "nope"}', "hy3_profile is 'nope', which is no profile; choose one of "),
+        ('{"hy3_venv": "/nowhere"}', "hy3_venv is /nowhere, which on spark-1 has no bin/python that user hy3 can run;"),
+        ('{"ansible_host": "198.18.10.77", "ansible_timeout": 3}', "spark-1 cannot be reached over SSH"),
+    ],
+)
+def test_report_of_a_run_that_failed(served: None, variables: str, sentence: str) -> None:
+    done = subprocess.run(
+        command_of("serve-hy3", "-e", variables), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    report = newest_report()
+    assert (report["play"], report["ok"], report["healthy"]) == ("serve", False, False)
+    assert report["failures"][0]["msg"].startswith(sentence)
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_stop_stops_ours_and_nothing_else(served: None) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import typing as t
 
 DOCUMENTATION = r"""
@@ -46,6 +47,15 @@ Facts = t.Mapping[str, t.Any]
 # How a rank's process calls itself: vLLM's own title, or Ray's name of the actor before vLLM sets one.
 RANK_TITLES = ("VLLM::Worker", "ray::RayWorkerProc", "ray::RayWorkerWrapper")
 
+# Engine options that the engine's log repeats, and the names there (see engine_status).
+READ_BACK = {
+    "enforce-eager": "enforce_eager",
+    "kv-cache-dtype": "kv_cache_dtype",
+    "max-model-len": "max_seq_len",
+    "moe-backend": "moe_backend",
+    "tensor-parallel-size": "tensor_parallel_size",
+}
+
 
 def _fabric_problems(ray: Facts, fabric_env: Facts) -> list[str]:
     """Processes below the raylet that were started with other fabric values than this node's."""
@@ -85,10 +95,23 @@ def _driver_problems(serve: Facts) -> list[str]:
     ]
 
 
+def _asked_for(plan: Facts) -> dict[str, t.Any]:
+    """What the engine's own words must be: from the arguments in force, and what only the checkpoint decides."""
+    args = plan["engine_args"]
+    asked = {name: args[option] for option, name in READ_BACK.items() if args.get(option) is not None}
+    speculative = args.get("speculative-config")
+    if isinstance(speculative, str):
+        speculative = json.loads(speculative)
+    if speculative:
+        asked |= {"speculative_method": speculative["method"]}
+        asked |= {"speculative_tokens": speculative["num_speculative_tokens"]}
+    return asked | plan["readback"]
+
+
 def _read_back_problems(config: Facts, wanted: Facts) -> list[str]:
-    """Engine settings that the engine's own log states differently from the profile."""
+    """Engine settings that the engine's own log states otherwise."""
     return [
-        f"the engine runs with {name} {config.get(name)!r} and the profile says {value!r}; read the top of "
+        f"the engine runs with {name} {config.get(name)!r} and was asked for {value!r}; read the top of "
         "`journalctl -u hy3-serve` for why it changed it."
         for name, value in wanted.items()
         if str(config.get(name)).lower() != str(value).lower()
@@ -101,7 +124,7 @@ def serve_problems(status: Facts, plan: Facts, fabric_env: Facts) -> list[str]:
     if not plan["node"]["is_head"]:
         return problems
     problems += _driver_problems(status["units"]["hy3-serve.service"])
-    problems += _read_back_problems((status["log"] or {}).get("config") or {}, plan["readback"])
+    problems += _read_back_problems((status["log"] or {}).get("config") or {}, _asked_for(plan))
     if plan["engine_args"].get("speculative-config") and not (status["metrics"] or {}).get("drafted"):
         problems.append(
             "speculative decoding is on and no token was drafted; look for the drafter in the engine's log."

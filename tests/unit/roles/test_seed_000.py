@@ -361,16 +361,7 @@ PROFILE: dict[str, object] = {
     "patches": ["P1"],
     "memory": {"os_reserve": "4G", "head": {"ray": "104G", "serve": "8G"}, "worker": {"ray": "110G"}},
     "smoke": {"question": "capital of France? one word", "expect": "Paris"},
-    "readback": {
-        "quantization": "modelopt_fp4",
-        "moe_backend": "marlin",
-        "kv_cache_dtype": "fp8",
-        "max_seq_len": 163840,
-        "tensor_parallel_size": 2,
-        "enforce_eager": True,
-        "speculative_method": "mtp",
-        "speculative_tokens": 1,
-    },
+    "readback": {"quantization": "modelopt_fp4"},
     "expected": {
         "kv_cache_tokens": 176784,
         "max_concurrency": 1.08,

@@ -12,11 +12,16 @@ from ansible_collections.sparks.hy3.plugins.filter.serve_problems import serve_p
 
 Status = dict[str, t.Any]
 FABRIC_ENV = {"NCCL_IB_GID_INDEX": "6", "NCCL_IB_HCA": "=rocep1s0f1"}
-READBACK = {"quantization": "modelopt_fp4", "max_seq_len": 163840, "enforce_eager": True}
+ENGINE_ARGS = {
+    "max-model-len": 163840,
+    "enforce-eager": True,
+    "moe-backend": None,
+    "speculative-config": {"method": "mtp", "num_speculative_tokens": 1},
+}
 PLAN: dict[str, t.Any] = {
     "node": {"is_head": True},
-    "readback": READBACK,
-    "engine_args": {"speculative-config": {"method": "mtp"}},
+    "readback": {"quantization": "modelopt_fp4"},
+    "engine_args": ENGINE_ARGS,
 }
 WORKER_PLAN = PLAN | {"node": {"is_head": False}}
 
@@ -44,7 +49,9 @@ def healthy() -> Status:
                 "quantization": "modelopt_fp4",
                 "max_seq_len": 163840,
                 "enforce_eager": True,
-                "moe_backend": None,
+                "moe_backend": "auto",
+                "speculative_method": "mtp",
+                "speculative_tokens": 1,
             }
         },
         "metrics": {"drafted": 1000, "accepted": 613},
@@ -159,12 +166,12 @@ PROBLEMS: dict[str, tuple[t.Callable[[Status], None], str]] = {
     ),
     "another length": (
         shorter_context,
-        "the engine runs with max_seq_len 32768 and the profile says 163840; read the top of "
+        "the engine runs with max_seq_len 32768 and was asked for 163840; read the top of "
         "`journalctl -u hy3-serve` for why it changed it.",
     ),
     "another quantization": (
         no_quantization,
-        "the engine runs with quantization None and the profile says 'modelopt_fp4'; read the top of "
+        "the engine runs with quantization None and was asked for 'modelopt_fp4'; read the top of "
         "`journalctl -u hy3-serve` for why it changed it.",
     ),
     "nothing drafted": (nothing_drafted, NO_DRAFT),
@@ -181,7 +188,22 @@ def test_one_sentence(break_it: t.Callable[[Status], None], sentence: str) -> No
 
 def test_without_a_log_every_setting_is_a_problem() -> None:
     status = healthy() | {"log": None}
-    assert [line.split()[4] for line in serve_problems(status, PLAN, FABRIC_ENV)] == list(READBACK)
+    settings = [line.split()[4] for line in serve_problems(status, PLAN, FABRIC_ENV)]
+    assert settings == ["enforce_eager", "max_seq_len", "speculative_method", "speculative_tokens", "quantization"]
+
+
+def test_an_option_that_the_inventory_changed_is_what_is_asked_for() -> None:
+    plan = PLAN | {"engine_args": ENGINE_ARGS | {"max-model-len": 32768, "speculative-config": None}}
+    status = healthy()
+    status["log"]["config"]["max_seq_len"] = 32768
+    assert serve_problems(status, plan, FABRIC_ENV) == []
+    assert "was asked for 32768" in serve_problems(healthy(), plan, FABRIC_ENV)[0]
+
+
+def test_speculative_config_may_be_text() -> None:
+    text = '{"method": "mtp", "num_speculative_tokens": 2}'
+    plan = PLAN | {"engine_args": ENGINE_ARGS | {"speculative-config": text}}
+    assert "speculative_tokens 1 and was asked for 2" in serve_problems(healthy(), plan, FABRIC_ENV)[0]
 
 
 def test_without_speculative_decoding_nothing_need_be_drafted() -> None:

@@ -21,6 +21,13 @@ def traces() -> list[str]:
     return groups + mounts + links + processes + [str(path) for path in (LAB / "nodes").glob("*")]
 
 
+def test_down_twice() -> None:
+    play("lab_down")
+    assert traces() == []
+    play("lab_down")
+    assert traces() == []
+
+
 @pytest.mark.parametrize("task", [r"Disk \| Users", r"Disk \| Checkpoint", r"Node \| Boot", r"Node \| Plug it"])
 def test_killed_while_it_comes_up(task: str) -> None:
     play("lab_down")

@@ -102,7 +102,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.action == "list":
         names = {path.name.removeprefix("hy3lab-") for base in hierarchies() for path in base.glob("hy3lab-*")}
-        print("\n".join(sorted(names)))
+        for name in sorted(names):
+            print(name)
         return
     changed = start(args.name, args.root, args.command) if args.action == "start" else stop(args.name)
     print("changed" if changed else "unchanged")

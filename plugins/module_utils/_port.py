@@ -51,7 +51,7 @@ def parse_listening(text: str, port: int) -> dict[int, str]:
     found = {}
     for line in text.splitlines()[1:]:
         fields = line.split()
-        address, _, number = fields[1].partition(":")
+        address, _colon, number = fields[1].partition(":")
         if fields[3] == LISTEN and int(number, 16) == port:
             found[int(fields[9])] = parse_address(address)
     return found

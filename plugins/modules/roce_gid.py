@@ -163,7 +163,7 @@ def describe_port(port: Port, table: list[Gid], index: int) -> dict[str, t.Any]:
         "netdev": next((row.ndev for row in table if row.index == index), ""),
         "index": index,
         "usable": [row.index for row in table if row.usable],
-        "table": [{"index": row.index, "gid": row.gid.exploded, "type": row.type, "ndev": row.ndev} for row in table],
+        "table": [{"index": row.index, "gid": row.gid.packed.hex(":", 2), "type": row.type, "ndev": row.ndev} for row in table],
         "warnings": port_warnings(port, table),
     }
 

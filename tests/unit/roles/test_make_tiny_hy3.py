@@ -140,7 +140,7 @@ def test_expected_text(after: str, count: int, text: str) -> None:
 def test_every_token_leads_into_the_cycle() -> None:
     for start in tiny.TOKENS:
         token = start
-        for _ in range(2 * len(tiny.TOKENS)):
+        for _step in range(2 * len(tiny.TOKENS)):
             token = tiny.successor(token)
         assert token in tiny.CYCLE, start
 

@@ -1,7 +1,7 @@
 # Copyright (c) The sparks.hy3 contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What ansible-test calls get_pip_VERSION.py, from the interpreter's own ensurepip, where its download is not allowed."""
+"""What ansible-test calls get_pip_VERSION.py and downloads, from the interpreter's own ensurepip and pip's index."""
 
 from __future__ import annotations
 

@@ -104,13 +104,13 @@ def documented(programs: Path) -> Iterator[Check]:
     for kind, folder in folders.items():
         names = sorted(f"sparks.hy3.{path.stem}" for path in folder.iterdir())
         colon = ":" if kind == "role" else ""
-        titles = tuple(f"> {kind.upper()}{colon} {name} " for name in names)
+        titles = tuple(f"> {kind.upper()}{colon} *{name}* " for name in names)
         yield Check(f"ansible-doc, {len(names)} {kind}s", programs, ["ansible-doc", "-t", kind, *names], WORK, titles)
 
 
 def checks(programs: dict[str, Path]) -> Iterator[Check]:
     for core, path in programs.items():
-        python = next(version for version in CORES[core] if (path / f"python{version}").exists())
+        (python,) = (version for version in CORES[core] if (path / f"python{version}").exists())
         units = ["ansible-test", "units", "--local", "--python", python, "--num-workers", "1", "--color", "no"]
         yield Check(f"sanity {core}", path, ["ansible-test", "sanity", "--local", "--color", "no"], TREE)
         yield Check(f"units {core}", path, units, TREE)
@@ -133,6 +133,7 @@ def checks(programs: dict[str, Path]) -> Iterator[Check]:
     yield Check(
         "build", path, ["ansible-galaxy", "collection", "build", "--output-path", str(archive), str(source)], WORK
     )
+    # By now it is.
     built = [str(found) for found in archive.glob("*.tar.gz")]
     yield Check("galaxy-importer", path, [str(path / "python"), "-m", "galaxy_importer.main", *built], archive)
 
@@ -167,6 +168,7 @@ def main() -> int:
     others = [path for path in os.environ["PATH"].split(os.pathsep) if not path.endswith("shims")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")} | {
         "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
+        "ANSIBLE_NOCOLOR": "true",
         "HOME": str(HOME),
         "LC_ALL": "C.UTF-8",
         "PATH": os.pathsep.join([*(str(path.parent) for path in found.values()), *others]),

@@ -370,4 +370,4 @@ class _Inspection:
 
 def _integer(config: Mapping[str, Any], key: str) -> int | None:
     number = config.get(key)
-    return number if type(number) is int else None
+    return number if isinstance(number, int) and not isinstance(number, bool) else None

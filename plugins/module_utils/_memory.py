@@ -75,7 +75,7 @@ def parse_cgroups(text: str) -> dict[str, str]:
     """Return ``/proc/PID/cgroup`` as {controller: path}; the unified hierarchy (``0::``) has the empty name."""
     found = {}
     for line in text.splitlines():
-        _, controllers, path = line.split(":", 2)
+        _hierarchy, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             found[controller] = path
     return found

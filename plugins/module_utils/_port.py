@@ -7,6 +7,7 @@
 The file is also a node-side program: a role copies it to the node, where ``port.py wait`` holds back the start of a
 unit. So it imports nothing but the standard library.
 """
+# pylint: disable=ansible-bad-function  # a node runs this file as a program, without Ansible
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def parse_listening(text: str, port: int) -> dict[int, str]:
     found = {}
     for line in text.splitlines()[1:]:
         fields = line.split()
-        address, _, number = fields[1].partition(":")
+        address, _colon, number = fields[1].partition(":")
         if fields[3] == LISTEN and int(number, 16) == port:
             found[int(fields[9])] = parse_address(address)
     return found

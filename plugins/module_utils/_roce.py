@@ -7,6 +7,7 @@
 The file is also a node-side program: a role copies it to the node, where ``roce.py --address A --output FILE`` runs
 before each start of a unit. So it imports nothing but the standard library.
 """
+# pylint: disable=ansible-bad-function  # a node runs this file as a program, without Ansible
 
 from __future__ import annotations
 

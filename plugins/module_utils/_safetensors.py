@@ -164,7 +164,11 @@ def _parse_tensor(name: str, entry: Any) -> Tensor:
 
 
 def _are_sizes(numbers: Any) -> bool:
-    return isinstance(numbers, list) and all(type(number) is int and number >= 0 for number in numbers)
+    return isinstance(numbers, list) and all(map(_is_size, numbers))
+
+
+def _is_size(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
 
 
 def _check_coverage(tensors: dict[str, Tensor]) -> None:

@@ -156,6 +156,11 @@ from ansible_collections.sparks.hy3.plugins.module_utils._roce import (
 )
 
 
+def describe_row(row: Gid) -> dict[str, t.Any]:
+    # As the kernel spells it; Python 3.13 would write the end of a mapped address as an IPv4 address.
+    return {"index": row.index, "gid": row.gid.packed.hex(":", 2), "type": row.type, "ndev": row.ndev}
+
+
 def describe_port(port: Port, table: list[Gid], index: int) -> dict[str, t.Any]:
     return {
         "name": port.name,
@@ -163,7 +168,7 @@ def describe_port(port: Port, table: list[Gid], index: int) -> dict[str, t.Any]:
         "netdev": next((row.ndev for row in table if row.index == index), ""),
         "index": index,
         "usable": [row.index for row in table if row.usable],
-        "table": [{"index": row.index, "gid": row.gid.exploded, "type": row.type, "ndev": row.ndev} for row in table],
+        "table": [describe_row(row) for row in table],
         "warnings": port_warnings(port, table),
     }
 

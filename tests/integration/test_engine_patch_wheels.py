@@ -65,8 +65,8 @@ def test_defect_applied_unchanged_original(read: Any, argument: str, tmp_path: P
     assert run("reported") == (False, "defect", "defect")
     assert run("present") == (True, "defect", "applied")
     changed = [(a, b) for a, b in zip(original.splitlines(), path.read_bytes().splitlines(), strict=True) if a != b]
-    assert [after.replace(b'prefix="lm_head", ', b"") for _, after in changed] == [before for before, _ in changed]
-    assert len(changed) == 1
+    ((before, after),) = changed
+    assert after.replace(b'prefix="lm_head", ', b"") == before
     assert run("present") == (False, "applied", "applied")
     assert run("absent") == (True, "applied", "defect")
     assert path.read_bytes() == original

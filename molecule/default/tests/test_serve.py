@@ -33,7 +33,7 @@ def chat(host: t.Any, **body: t.Any) -> dict[str, t.Any]:
     out = host.check_output(
         f"curl -s -w '\\n%{{http_code}}' {API}/v1/chat/completions -H 'Content-Type: application/json' -d '{quoted}'"
     )
-    text, _, status = out.rpartition("\n")
+    text, _newline, status = out.rpartition("\n")
     return {**json.loads(text), "status": int(status)}
 
 
@@ -43,7 +43,7 @@ def processes(host: t.Any, unit: str) -> dict[int, str]:
         f"for d in /proc/[0-9]*; do grep -qs '/{unit}$' $d/cgroup && "
         "echo ${d#/proc/} $(tr '\\0' ' ' <$d/cmdline); done; true"
     )
-    return {int(pid): title for pid, _, title in (line.partition(" ") for line in found.splitlines())}
+    return {int(pid): title for pid, _space, title in (line.partition(" ") for line in found.splitlines())}
 
 
 def environment(host: t.Any, pid: int) -> dict[str, str]:

@@ -11,6 +11,7 @@ arguments of ``run()``; it prints the result, or ``{"error": "one sentence"}``, 
 States: ``absent`` (no such file or class), ``upstream_fixed`` (repaired, and not by us), ``defect``, ``applied``
 (ours), ``partial`` (half repaired by hand) and ``unrecognised``. The last two refuse.
 """
+# pylint: disable=ansible-bad-function  # the engine's interpreter runs this as a program, without Ansible
 
 from __future__ import annotations
 

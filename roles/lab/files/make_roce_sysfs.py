@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # Copyright (c) The sparks.hy3 contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
@@ -22,7 +21,7 @@ V1, V2 = "IB/RoCE v1", "RoCE v2"
 
 def mapped(address: str) -> str:
     """The IPv4-mapped GID of ``address`` in the kernel's spelling."""
-    return ipaddress.IPv6Address(f"::ffff:{address}").exploded
+    return ipaddress.IPv6Address(f"::ffff:{address}").packed.hex(":", 2)
 
 
 def rows(address: str, decoy: str, index: int, slots: int = 16) -> list[tuple[str, str | None]]:

@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 # Copyright (c) The sparks.hy3 contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
@@ -84,7 +83,7 @@ def successor(token: str) -> str:
 def expected_text(count: int, after: str = "<eos>") -> str:
     """The text of ``count`` tokens generated after the token ``after``, special ones left out as the engines do."""
     text: list[str] = []
-    for _ in range(count):
+    for _token in range(count):
         after = SUCCESSORS[after]
         text.append("" if after in SPECIAL else after)
     return "".join(text)
@@ -158,14 +157,14 @@ class Weights:
         self.layers = layers
         self.acceptance = acceptance
         flips = self._random("signs")
-        column_signs = [flips.choice((-1, 1)) for _ in range(HIDDEN)]
+        column_signs = [flips.choice((-1, 1)) for _column in range(HIDDEN)]
         # One direction a token, then one an expert; all are orthogonal.
         self.directions = [
             [sign(row, column) * column_signs[column] for column in range(HIDDEN)]
             for row in range(VOCAB_SIZE + EXPERTS)
         ]
         # The last norm has random signs and the head undoes them: a drafter whose norm was not loaded guesses wrong.
-        self.norm_signs = [flips.choice((-1, 1)) for _ in range(HIDDEN)]
+        self.norm_signs = [flips.choice((-1, 1)) for _column in range(HIDDEN)]
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor once, in the order in which the published checkpoint lays them out."""
@@ -218,7 +217,7 @@ class Weights:
         yield self._last_norm(f"{prefix}.final_layernorm.weight")
 
     def _head(self) -> Tensor:
-        rows = [[0] * HIDDEN for _ in range(VOCAB_SIZE)]
+        rows = [[0] * HIDDEN for _row in range(VOCAB_SIZE)]
         for token, follower in SUCCESSORS.items():
             row = rows[IDS[follower]]
             for column, entry in enumerate(self.directions[IDS[token]]):

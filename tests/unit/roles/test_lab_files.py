@@ -100,7 +100,7 @@ def test_written_again_only_when_something_differs(tmp_path: Path) -> None:
 def test_command_line_says_whether_it_changed_anything(tmp_path: Path) -> None:
     command = [sys.executable, "-I", str(FILES / "make_roce_sysfs.py"), str(tmp_path)]
     command += [f"--address={FIRST}", f"--decoy={SECOND}", "--index=3"]
-    said = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    said = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _run in range(2)]
     assert said == ["changed\n", "unchanged\n"]
 
 
@@ -158,7 +158,7 @@ def members_of(source: str) -> dict[str, ast.FunctionDef | ast.ClassDef]:
 def returned_name(function: ast.AST) -> tuple[str, str]:
     """Module and member that a function returns as ``module.member``."""
     (answer,) = (node.value for node in ast.walk(function) if isinstance(node, ast.Return))
-    module, _, member = ast.literal_eval(answer or ast.Constant("")).partition(".")
+    module, _dot, member = ast.literal_eval(answer or ast.Constant("")).partition(".")
     return module, member
 
 

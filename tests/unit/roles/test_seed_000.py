@@ -276,7 +276,12 @@ def rendered(tmp_path_factory: pytest.TempPathFactory, sysfs: Path) -> Rendered:
     done = subprocess.run(
         [sys.executable, "-m", "ansible", *command],
         cwd=ROOT,
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(root / "ansible")},
+        env={
+            **os.environ,
+            "PYTHONPATH": "",  # where ansible-test has an Ansible without commands
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_HOME": str(root / "ansible"),
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -109,9 +109,10 @@ class Boot:
 
     def _ansible(self, arguments: dict[str, t.Any], options: list[str]) -> str:
         command = [sys.executable, "-m", "ansible", "adhoc", "localhost", "-c", "local", *options]
-        environment = os.environ | {
+        environment = {"ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections")} | os.environ  # ansible-test has its own
+        environment |= {
+            "PYTHONPATH": "",  # where ansible-test has an Ansible without commands
             "PATH": f"{self._directory}:{os.environ['PATH']}",
-            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
             "ANSIBLE_LOCALHOST_WARNING": "false",
             "ANSIBLE_INVENTORY_UNPARSED_WARNING": "false",
             "ANSIBLE_PYTHON_INTERPRETER": sys.executable,

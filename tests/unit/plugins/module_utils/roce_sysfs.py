@@ -26,7 +26,7 @@ def make_sysfs(
     hcas = root / "class" / "infiniband"
     hcas.mkdir(parents=True)
     for label, rows in ports.items():
-        name, _, number = label.partition(":")
+        name, _colon, number = label.partition(":")
         # As in the kernel's tree, a class directory holds links to the devices.
         base = root / "devices" / name / "ports" / number
         if not (hcas / name).is_symlink():

@@ -82,7 +82,7 @@ TEST_STEPS: list[tuple[str, dict[str, t.Any], float, type, str]] = [
 )
 def test_next_step(status_: dict[str, t.Any], elapsed: float, step: type, reason: str) -> None:
     found = next_step(status_, elapsed, GOAL)
-    assert type(found) is step
+    assert isinstance(found, step)
     assert reason in (found.reason if isinstance(found, Failed) else "")
 
 

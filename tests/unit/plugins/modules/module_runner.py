@@ -24,7 +24,7 @@ def run_module(name: str, **arguments: Any) -> dict[str, Any]:
     )
     result = json.loads(done.stdout)
     assert done.returncode == int(result.get("failed", False)), done.stderr
-    del result["invocation"]
+    result.pop("invocation", None)  # ansible-core 2.20 and newer leave it out unless asked
     if "warnings" in result:
         result["warnings"] = [warning["event"]["msg"] for warning in result["warnings"]]
     return result

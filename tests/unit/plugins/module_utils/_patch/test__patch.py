@@ -326,7 +326,7 @@ def test_killed_at_every_step(
         number += 1
         if setup:
             run(package, "present", *setup)
-        _, status = os.waitpid(in_child(lambda: run(package, step[0], *step[1]), kill_at=number), 0)
+        _pid, status = os.waitpid(in_child(lambda: run(package, step[0], *step[1]), kill_at=number), 0)
         killed = os.WIFSIGNALED(status)
         seen.add(content(package))
         assert sorted(path.name for path in (package / "models").iterdir()) == ["letters.py", "numbers.py"]
@@ -350,7 +350,7 @@ def test_killed_at_any_time(package: Path) -> None:
             run(package, "present", "TA", "TC")
             run(package, "absent", "TA", "TC")
 
-    for _ in range(150):
+    for _turn in range(150):
         child = in_child(back_and_forth)
         time.sleep(chance.uniform(0, 0.01))
         os.kill(child, signal.SIGKILL)

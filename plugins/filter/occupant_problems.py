@@ -73,7 +73,7 @@ def _other_ray(strangers: t.Sequence[Facts]) -> list[str]:
         found = [listener for listener in strangers if listener["name"] == name]
         if found:
             return [
-                f"this node is the {role} of another Ray cluster, by {_who(found[0])} on port {found[0]['port']}, and "
+                f"This node is the {role} of another Ray cluster, by {_who(found[0])} on port {found[0]['port']}, and "
                 "two Rays would share its GPU and memory; end that one, or take the node out of the inventory."
             ]
     return []
@@ -92,7 +92,7 @@ def _taken_ports(strangers: t.Sequence[Facts], plan: Facts) -> list[str]:
         if listener["name"] not in RAY_ROLES:
             holders.setdefault(listener["port"], listener)
     return [
-        f"port {port} ({what}) is in use by {_who(holders[port])}, and no two can listen on one; stop that process"
+        f"Port {port} ({what}) is in use by {_who(holders[port])}, and no two can listen on one; stop that process"
         + (", or choose another hy3_api_port." if what == "hy3_api_port" else ".")
         for port, what in sorted(_wanted_ports(plan).items())
         if port in holders

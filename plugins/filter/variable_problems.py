@@ -81,24 +81,23 @@ def _value_problem(name: str, value: object, option: t.Mapping[str, t.Any]) -> s
     return None
 
 
-def _nearest(name: str, own: t.Collection[str], known: t.Collection[str]) -> str | None:
-    """The most similar name; the owner's come first, since the others are mostly facts that nobody sets."""
-    return next(iter(get_close_matches(name, own, n=1) or get_close_matches(name, known, n=1)), None)
+def _misspelt(name: str, own: Options, others: Options) -> tuple[str | None, str]:
+    """The nearest name that a user may set, which the facts among ``others`` have no default to be; the sentence."""
+    settable = [*own, *(other for other, option in others.items() if "default" in option)]
+    near = next(iter(get_close_matches(name, settable, n=1)), None)
+    way = f"write {near}, or take it out" if near else "take it out, or see the names in README.md"
+    return near, f"{name} is a name that no role knows; {way}."
 
 
-def problems_of(given: t.Mapping[str, object], own: Options, known: t.Collection[str]) -> list[str]:
-    """One sentence for each variable of ``given`` that is not as the options ``own``, or the ``known`` names, say."""
-    unknown = {name: _nearest(name, own, known) for name in given if name not in known}
-    problems = [
-        f"{name} is a name that no role knows; "
-        + (f"write {near}, or take it out." if near else "take it out, or see the names in README.md.")
-        for name, near in unknown.items()
-    ]
+def problems_of(given: t.Mapping[str, object], own: Options, others: Options) -> list[str]:
+    """One sentence for each variable of ``given`` that the options of its own role and of ``others`` do not allow."""
+    unknown = [_misspelt(name, own, others) for name in given if name not in own and name not in others]
+    problems = [sentence for _near, sentence in unknown]
     for name, option in own.items():
         if name in given:
             problem = _value_problem(name, given[name], option)
             problems += [problem] if problem else []
-        elif option.get("required") and name not in unknown.values():
+        elif option.get("required") and name not in [near for near, _sentence in unknown]:
             problems.append(f"{name} is not set, and it is required; set it in the inventory.")
     return problems
 
@@ -112,8 +111,8 @@ def _options(role: Path) -> dict[str, Options]:
 def variable_problems(given: t.Mapping[str, object], role: str) -> list[str]:
     """:func:`problems_of` with the argument specifications of ``role`` and the roles beside it."""
     roles = [path.parents[1] for path in Path(role).parent.glob("*/meta/argument_specs.yml")]
-    known = {name for path in roles for options in _options(path).values() for name in options}
-    return problems_of(given, _options(Path(role))["main"], known)
+    others = {name: option for path in roles for options in _options(path).values() for name, option in options.items()}
+    return problems_of(given, _options(Path(role))["main"], others)
 
 
 class FilterModule:

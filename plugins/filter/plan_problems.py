@@ -28,7 +28,7 @@ options:
 EXAMPLES = r"""
 - name: Refuse a plan that does not fit the inventory
   ansible.builtin.assert:
-    that: hy3_plan | sparks.hy3.plan_problems(addresses={'spark-1': '192.168.100.1'}) | length == 0
+    that: hy3_plan | sparks.hy3.plan_problems(addresses=address_of_host) | length == 0
 """
 
 RETURN = r"""

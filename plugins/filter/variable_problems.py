@@ -82,7 +82,7 @@ def _value_problem(name: str, value: object, option: t.Mapping[str, t.Any]) -> s
 
 
 def _misspelt(name: str, own: Options, others: Options) -> tuple[str | None, str]:
-    """The nearest name that a user may set, which the facts among ``others`` have no default to be; the sentence."""
+    """The nearest name that a user may set (a fact has no default), and the sentence."""
     settable = [*own, *(other for other, option in others.items() if "default" in option)]
     near = next(iter(get_close_matches(name, settable, n=1)), None)
     way = f"write {near}, or take it out" if near else "take it out, or see the names in README.md"

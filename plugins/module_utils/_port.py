@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
-"""Who listens on a TCP port of this node, and waiting until a port of another node answers.
+"""Who listens on the TCP ports of this node, and waiting until a port of another node answers.
 
 The file is also a node-side program: a role copies it to the node, where ``port.py wait`` holds back the start of a
 unit. So it imports nothing but the standard library.
@@ -33,12 +33,10 @@ class PortError(Exception):
 class Listener(t.NamedTuple):
     """A listening socket; ``pid`` is None if another user's process holds it and we may not look."""
 
+    port: int
     address: str
     pid: int | None
     name: str
-
-    def __str__(self) -> str:
-        return f"an unknown process on {self.address}" if self.pid is None else f"pid {self.pid} ({self.name})"
 
 
 def parse_address(text: str) -> str:
@@ -47,31 +45,31 @@ def parse_address(text: str) -> str:
     return str(ipaddress.ip_address(b"".join(int(word, 16).to_bytes(4, sys.byteorder) for word in words)))
 
 
-def parse_listening(text: str, port: int) -> dict[int, str]:
-    """Return {socket inode: address} of the sockets in a ``/proc/net/tcp`` or ``tcp6`` that listen on a port."""
+def parse_listening(text: str) -> dict[int, tuple[int, str]]:
+    """Return {socket inode: (port, address)} of the sockets in a ``/proc/net/tcp`` or ``tcp6`` that listen."""
     found = {}
     for line in text.splitlines()[1:]:
         fields = line.split()
         address, _colon, number = fields[1].partition(":")
-        if fields[3] == LISTEN and int(number, 16) == port:
-            found[int(fields[9])] = parse_address(address)
+        if fields[3] == LISTEN:
+            found[int(fields[9])] = (int(number, 16), parse_address(address))
     return found
 
 
-def listeners(port: int, *, proc: str = "/proc") -> list[Listener]:
-    """Return who listens on a TCP port of this network namespace, by process id."""
-    inodes: dict[int, str] = {}
+def listeners(*, proc: str = "/proc") -> list[Listener]:
+    """Return who listens on the TCP ports of this network namespace, by port, then by process id."""
+    inodes: dict[int, tuple[int, str]] = {}
     for table in ("tcp", "tcp6"):
         file = Path(proc, "net", table)
         if file.exists():  # no tcp6 where IPv6 is off
-            inodes |= parse_listening(file.read_text(encoding="ascii"), port)
+            inodes |= parse_listening(file.read_text(encoding="ascii"))
     holders: dict[int, tuple[int, str]] = {}
     for inode, pid, name in _sockets(Path(proc)) if inodes else ():
         # Forked servers share a socket; the lowest pid is usually the parent.
         holders[inode] = min(holders.get(inode, (pid, name)), (pid, name))
     return sorted(
-        {Listener(address, *holders.get(inode, (None, ""))) for inode, address in inodes.items()},
-        key=lambda found: (found.pid or 0, found.address),
+        {Listener(*place, *holders.get(inode, (None, ""))) for inode, place in inodes.items()},
+        key=lambda found: (found.port, found.pid or 0, found.address),
     )
 
 

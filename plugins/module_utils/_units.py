@@ -16,6 +16,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._memory import parse_li
 
 PROPERTIES = (
     "Id",
+    "Description",
     "LoadState",
     "ActiveState",
     "SubState",
@@ -119,6 +120,13 @@ def unit_of_cgroup(text: str, unit: str) -> bool:
     return any(unit in line.split(":", 2)[-1].split("/") for line in text.splitlines())
 
 
+def innermost_unit(text: str) -> str:
+    """The service or scope that C(/proc/PID/cgroup) (v1 or v2 form) names last on a path, or an empty text."""
+    paths = [line.split(":", 2)[-1] for line in text.splitlines()]
+    units = [part for path in paths for part in path.split("/") if part.endswith((".service", ".scope"))]
+    return units[-1] if units else ""
+
+
 class Processes:
     """The processes of this machine, read from C(proc). A process that ends meanwhile is no error: it is left out."""
 
@@ -147,6 +155,10 @@ class Processes:
             return None
         pairs = (os.fsdecode(part).partition("=") for part in raw.split(b"\0"))
         return {name: value for name, _separator, value in pairs if name in names}
+
+    def unit(self, pid: int) -> str:
+        """The unit that the process runs in, or an empty text."""
+        return innermost_unit(self._read(pid, "cgroup").decode())
 
     def memlock(self, pid: int) -> int | None:
         """The soft limit of locked memory in bytes; None if unlimited or if the process has ended."""

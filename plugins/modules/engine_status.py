@@ -85,6 +85,11 @@ units:
   returned: always
   type: dict
   contains:
+    description:
+      description: C(Description) of the unit, which for ours names the cluster; the unit's name where there is none.
+      type: str
+      returned: always
+      sample: "Hy3: Ray head of cluster sparks"
     load_state:
       description: Whether systemd knows the unit; V(not-found) where it was never deployed.
       type: str
@@ -394,6 +399,7 @@ class EngineStatus:
         pid = number(shown["MainPID"]) or None
         started_with = (processes.environment(pid, ["HY3_DIGEST"]) or {}) if pid else {}
         return {
+            "description": shown.get("Description", name),
             "load_state": shown["LoadState"],
             "active_state": shown["ActiveState"],
             "sub_state": shown["SubState"],

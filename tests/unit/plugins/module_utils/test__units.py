@@ -11,6 +11,7 @@ import pytest
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._units import (
     Processes,
+    innermost_unit,
     journal_commands,
     mask_argv,
     number,
@@ -95,6 +96,27 @@ TEST_CGROUPS: list[tuple[str, str, bool]] = [
 @pytest.mark.parametrize(("text", "expected"), [row[1:] for row in TEST_CGROUPS], ids=[row[0] for row in TEST_CGROUPS])
 def test_unit_of_cgroup(text: str, expected: bool) -> None:
     assert unit_of_cgroup(text, "hy3-serve.service") is expected
+
+
+TEST_INNERMOST: list[tuple[str, str, str]] = [
+    ("v2", "0::/hy3.slice/hy3-ray.service\n", "hy3-ray.service"),
+    ("v2-delegated", "0::/hy3.slice/hy3-serve.service/worker\n", "hy3-serve.service"),
+    (
+        "v1",
+        "4:memory:/\n1:name=systemd:/machine.slice/node.service/payload/hy3.slice/hy3-ray.service\n0::/\n",
+        "hy3-ray.service",
+    ),
+    ("session", "0::/user.slice/user-1000.slice/session-3.scope\n", "session-3.scope"),
+    ("no unit", "0::/\n", ""),
+    ("gone", "", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [row[1:] for row in TEST_INNERMOST], ids=[row[0] for row in TEST_INNERMOST]
+)
+def test_innermost_unit(text: str, expected: str) -> None:
+    assert innermost_unit(text) == expected
 
 
 TEST_MASKED: list[tuple[list[str], list[str]]] = [

@@ -1,0 +1,121 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Filter ``plan_problems``: where a plan and its inventory do not fit."""
+
+from __future__ import annotations
+
+import typing as t
+
+DOCUMENTATION = r"""
+name: plan_problems
+short_description: Where a plan and its inventory do not fit
+version_added: 0.1.0
+description:
+  - Finds in the plan of role P(sparks.hy3.profile#role) what no cluster could do, before a node is contacted.
+author: The sparks.hy3 contributors (@sparks-hy3)
+options:
+  _input:
+    type: dict
+    required: true
+    description: The fact C(hy3_plan).
+  addresses:
+    type: dict
+    required: true
+    description: The fabric address of each host by its name.
+"""
+
+EXAMPLES = r"""
+- name: Refuse a plan that does not fit the inventory
+  ansible.builtin.assert:
+    that: hy3_plan | sparks.hy3.plan_problems(addresses=address_of_host) | length == 0
+"""
+
+RETURN = r"""
+_value:
+  description: One sentence per problem; an empty list is good.
+  type: list
+  elements: str
+"""
+
+Facts = t.Mapping[str, t.Any]
+EXECUTORS = ("ray",)
+# Options that are counts, the variable that sets each, and where it lies in the plan.
+COUNTS = {
+    "tensor-parallel-size": "engine_args",
+    "pipeline-parallel-size": "engine_args",
+    "num-gpus": "ray_args",
+}
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _count_problems(plan: Facts) -> list[str]:
+    return [
+        f"hy3_{part} has {name} {plan[part][name]!r}, and it must be a whole number above 0; write one, without quotes."
+        for name, part in COUNTS.items()
+        if name in plan[part] and not _is_count(plan[part][name])
+    ]
+
+
+def _size_problems(plan: Facts) -> list[str]:
+    """Nodes against the profile, and ranks against GPUs (of which a Spark has one)."""
+    nodes = len(plan["hosts"])
+    tensor, pipeline, gpus = (plan[part].get(name, 1) for name, part in COUNTS.items())
+    if nodes != plan["nodes"]:
+        return [
+            f"The inventory has {nodes} node(s) and profile {plan['profile']} wants {plan['nodes']} (tensor parallel "
+            f"{tensor}); add or remove hosts, or choose another profile."
+        ]
+    if tensor * pipeline != nodes * gpus:
+        return [
+            f"tensor-parallel-size {tensor} x pipeline-parallel-size {pipeline} needs {tensor * pipeline} GPU(s) and "
+            f"{nodes} node(s) x {gpus} GPU(s) have {nodes * gpus}; correct hy3_engine_args, or choose another profile."
+        ]
+    return []
+
+
+def _address_problems(addresses: t.Mapping[str, str]) -> list[str]:
+    owners: dict[str, list[str]] = {}
+    for host, address in addresses.items():
+        owners.setdefault(address, []).append(host)
+    return [
+        f"hy3_fabric_address {address} is that of {' and '.join(hosts)}, and each node has its own; correct the others."
+        for address, hosts in owners.items()
+        if len(hosts) > 1
+    ]
+
+
+def _port_problems(plan: Facts) -> list[str]:
+    port, ray = plan["api"]["port"], plan["ray_ports"]
+    if not 0 < port < 65536:
+        return [f"hy3_api_port is {port}, which is no TCP port; choose one from 1024 to 65535."]
+    fixed = {plan["ray_port"], *(ray[name] for name in ray)}
+    if port in fixed or ray["min-worker-port"] <= port <= ray["max-worker-port"]:
+        return [f"hy3_api_port is {port}, which Ray needs for itself; choose another, for instance 8000."]
+    return []
+
+
+def _executor_problems(plan: Facts) -> list[str]:
+    if plan["executor"] in EXECUTORS:
+        return []
+    return [
+        f"hy3_executor is '{plan['executor']}', and this release serves with {' or '.join(EXECUTORS)} only; "
+        "leave it out."
+    ]
+
+
+def plan_problems(plan: Facts, addresses: t.Mapping[str, str]) -> list[str]:
+    """One sentence for each way in which ``plan`` does not fit its hosts; empty is good."""
+    sizes = _count_problems(plan) or _size_problems(plan)
+    return sizes + _address_problems(addresses) + _port_problems(plan) + _executor_problems(plan)
+
+
+class FilterModule:
+    """Ansible's entry."""
+
+    def filters(self) -> dict[str, t.Callable[..., object]]:
+        """Filters by name."""
+        return {"plan_problems": plan_problems}

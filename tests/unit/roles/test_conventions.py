@@ -253,7 +253,7 @@ def test_what_is_read_back_is_what_was_asked_for(path: Path) -> None:
 # ---- Source files
 
 # Copied to the nodes by a role, and run there by a bare interpreter.
-ON_THE_NODES = ["_roce", "_port", "_memory"]
+ON_THE_NODES = ["_roce", "_port", "_memory", "_api_guard"]
 
 
 def imports(tree: ast.AST) -> Iterator[str]:

@@ -77,6 +77,7 @@ def nft_table(firewall: t.Mapping[str, t.Any]) -> str:
             "type filter hook output priority -10; policy accept;",
             'oif "lo" accept',
             "tcp flags & (fin | syn | rst | ack) != (syn | ack) accept",
+            *([f"tcp sport {api['port']} accept"] if api else []),
             f'meta skuid "{firewall["user"]}" tcp sport {firewall["ephemeral"]} jump answers',
         ],
     )

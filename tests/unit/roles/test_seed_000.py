@@ -10,10 +10,7 @@ reason. Laid over each other they must be exactly what real Ansible renders.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import typing as t
 from pathlib import Path
 
@@ -21,6 +18,7 @@ import pytest
 import yaml
 from ansible_collections.sparks.hy3.plugins.module_utils._roce import Sysfs, render_env_file, resolve
 from ansible_collections.sparks.hy3.tests.unit.plugins.module_utils.roce_sysfs import make_sysfs, v4
+from ansible_collections.sparks.hy3.tests.unit.roles.render import render_units
 from ansible_collections.sparks.hy3.tests.unit.roles.unit_file import (
     read_environment,
     read_options,
@@ -269,23 +267,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory, sysfs: Path) -> Rendered:
         node: {"fabric_env": fabric_environment(sysfs, node=node, address=address, hca=None, interface=None)}
         for node, address in ADDRESSES.items()
     }
-    facts = {
-        "hy3_node": node_facts,
-        "hy3_checkpoint": {"digest": "0" * 64},
-        "hy3_engine": {"vllm": "0.24.0", "ray": "2.60.0"},
-        "hy3_patches": {"digest": "1" * 64},
-    }
-    variables = root / "variables.json"
-    variables.write_text(json.dumps({"render_dir": str(root), "render_facts": facts}))
-    command = ["playbook", "tests/unit/roles/render.yml", "-i", "inventories/sparks", "-e", f"@{variables}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ansible", *command],
-        cwd=ROOT,
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(root / "ansible")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = render_units(root, node_facts)
     assert done.returncode == 0, done.stdout + done.stderr
     return Rendered(root)
 

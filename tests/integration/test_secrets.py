@@ -106,8 +106,8 @@ VIEWS = {
     "arguments": "cat /proc/[0-9]*/cmdline 2>/dev/null",
     "units": "systemctl show hy3-ray hy3-serve hy3-firewall; systemctl cat hy3-ray hy3-serve hy3-firewall",
     "another user": (
-        "cd /; for tree in /etc/hy3 /usr/local/lib/hy3 /var/lib/hy3 /run/hy3-ray /run/hy3-serve /proc/[0-9]*/environ; do "
-        "runuser -u nobody -- grep -rsa . $tree; done"
+        "cd /; runuser -u nobody -- grep -rsa . "
+        "/etc/hy3 /usr/local/lib/hy3 /var/lib/hy3 /run/hy3-ray /run/hy3-serve /proc/[0-9]*/environ"
     ),
     "what Ray leaves in files": "grep -rsahF -e SentinelToken -e sentinel-key /var/lib/hy3/ray /tmp /var/log",
 }

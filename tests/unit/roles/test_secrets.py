@@ -96,7 +96,7 @@ class Units:
 
     def __init__(self, root: Path, **variables: object) -> None:
         root.mkdir()
-        nodes = {node: {"fabric_env": {}} for node in NODES}
+        nodes: dict[str, object] = {node: {"fabric_env": {}} for node in NODES}
         self.root, self.done = root, render_units(root, nodes, **variables)
         assert self.done.returncode == 0, self.done.stdout + self.done.stderr
 
@@ -153,7 +153,7 @@ def test_ray_needs_its_firewall_unless_that_is_off(tmp_path: Path, with_key: Uni
 
 
 def test_an_open_api_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    nodes = {node: {"fabric_env": {}} for node in NODES}
+    nodes: dict[str, object] = {node: {"fabric_env": {}} for node in NODES}
     done = render_units(tmp_path, nodes, hy3_api_host="0.0.0.0")
     assert done.returncode != 0
     assert "hy3_api_host is 0.0.0.0 and the API has no key; name a file in hy3_api_key_file" in done.stdout

@@ -265,7 +265,7 @@ def test_profile_has_a_node_for_each_rank(path: Path) -> None:
 # ---- Source files
 
 # Copied to the nodes by a role, and run there by a bare interpreter.
-ON_THE_NODES = ["_roce", "_port", "_memory"]
+ON_THE_NODES = ["_roce", "_port", "_memory", "_api_guard"]
 
 
 def imports(tree: ast.AST) -> Iterator[str]:

@@ -10,10 +10,7 @@ reason. Laid over each other they must be exactly what real Ansible renders.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import typing as t
 from pathlib import Path
 
@@ -21,6 +18,7 @@ import pytest
 import yaml
 from ansible_collections.sparks.hy3.plugins.module_utils._roce import Sysfs, render_env_file, resolve
 from ansible_collections.sparks.hy3.tests.unit.plugins.module_utils.roce_sysfs import make_sysfs, v4
+from ansible_collections.sparks.hy3.tests.unit.roles.render import render_units
 from ansible_collections.sparks.hy3.tests.unit.roles.unit_file import (
     read_environment,
     read_options,
@@ -112,6 +110,7 @@ RAY_BOTH: Differences = {
 RAY: dict[str, Differences] = {
     "spark-1": RAY_BOTH
     | {
+        "ray-client-server-port": Ours("10001", "its default, stated because the firewall names it (decision 6)"),
         "include-dashboard": Ours("false", "the dashboard runs code for whoever reaches it (decision 6)"),
         "temp-dir": Ours("/var/lib/hy3/ray", "not in the shared /tmp; short, as sockets lie in it (decision 2)"),
     },
@@ -119,12 +118,14 @@ RAY: dict[str, Differences] = {
 }
 
 SERVE: Differences = {
-    "host": Ours(
-        "127.0.0.1", "the API has no key, so only the head itself reaches it until a user says so (decision 7)"
-    ),
+    "host": Ours("127.0.0.1", "only the head itself reaches the API until a user gives it a key (decision 7)"),
+    "disable-fastapi-docs": Ours("", "three routes fewer that a key does not guard (decision 7)"),
 }
 
+TOKEN = "Ray runs code for whoever reaches its ports, unless it has a token (decision 6)"
 ENVIRONMENT_BOTH: Differences = {
+    "RAY_AUTH_MODE": Ours("token", TOKEN),
+    "RAY_AUTH_TOKEN_PATH": Ours("/etc/hy3/ray_token", "a path, because every user can read a unit (decision 7)"),
     "HY3_DIGEST": Ours("SHA256", "restart by digest (decision 1)"),
     "PATH": Ours(
         "/opt/hy3/venv/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -168,6 +169,8 @@ UNIT: Differences = {
 RAY_UNIT: Differences = UNIT | {
     "Service.RuntimeDirectory": Ours("hy3-ray", "holds this start's GID index and NCCL's log"),
     "Service.StateDirectory": Ours("hy3/ray", "Ray's --temp-dir"),
+    "Unit.BindsTo": Ours("hy3-firewall.service", "no Ray without its firewall, as it listens everywhere (decision 6)"),
+    "Unit.After": Ours("network-online.target hy3-firewall.service", "as Wants and BindsTo"),
     "Service.EnvironmentFile": Ours("-/run/hy3-ray/fabric.env", "the index drifts: found at each start (decision 4)"),
 }
 UNITS: dict[tuple[str, str], Differences] = {
@@ -264,28 +267,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory, sysfs: Path) -> Rendered:
         node: {"fabric_env": fabric_environment(sysfs, node=node, address=address, hca=None, interface=None)}
         for node, address in ADDRESSES.items()
     }
-    facts = {
-        "hy3_node": node_facts,
-        "hy3_checkpoint": {"digest": "0" * 64},
-        "hy3_engine": {"vllm": "0.24.0", "ray": "2.60.0"},
-        "hy3_patches": {"digest": "1" * 64},
-    }
-    variables = root / "variables.json"
-    variables.write_text(json.dumps({"render_dir": str(root), "render_facts": facts}))
-    command = ["playbook", "tests/unit/roles/render.yml", "-i", "inventories/sparks", "-e", f"@{variables}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ansible", *command],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": "",  # where ansible-test has an Ansible without commands
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_HOME": str(root / "ansible"),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = render_units(root, node_facts)
     assert done.returncode == 0, done.stdout + done.stderr
     return Rendered(root)
 

@@ -1,0 +1,43 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs the playbooks of this directory with the real Ansible."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import typing as t
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_playbook(
+    name: str, home: Path, variables: t.Mapping[str, t.Any], *options: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``tests/unit/roles/NAME.yml`` on inventories/sparks; files of Ansible's own go to ``home``."""
+    file = home / "variables.json"
+    file.write_text(json.dumps(variables))
+    playbook = f"tests/unit/roles/{name}.yml"
+    return subprocess.run(
+        [sys.executable, "-m", "ansible", "playbook", playbook, "-i", "inventories/sparks", "-e", f"@{file}", *options],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(home / "ansible")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def render_units(root: Path, nodes: t.Mapping[str, t.Any], **variables: t.Any) -> subprocess.CompletedProcess[str]:
+    """Write the units of each node to ``root/NODE``; ``nodes`` has the fact ``hy3_node`` of each."""
+    facts = {
+        "hy3_node": nodes,
+        "hy3_checkpoint": {"digest": "0" * 64},
+        "hy3_engine": {"vllm": "0.24.0", "ray": "2.60.0"},
+        "hy3_patches": {"digest": "1" * 64},
+    }
+    return run_playbook("render", root, {"render_dir": str(root), "render_facts": facts, **variables})

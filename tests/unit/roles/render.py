@@ -25,7 +25,12 @@ def run_playbook(
     return subprocess.run(
         [sys.executable, "-m", "ansible", "playbook", playbook, "-i", "inventories/sparks", "-e", f"@{file}", *options],
         cwd=ROOT,
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(home / "ansible")},
+        env={
+            **os.environ,
+            "PYTHONPATH": "",  # where ansible-test has an Ansible without commands
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_HOME": str(home / "ansible"),
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -52,6 +52,7 @@ KINDS = {
     "str": ("text", "write some, or leave the line out"),
     "path": ("a path", "write one, or leave the line out"),
     "int": ("a whole number", "write its digits"),
+    "bool": ("true or false", "write one of them"),
     "dict": ("a dictionary", "write `name: value` pairs"),
     "list": ("a list", "write `[a, b]`"),
 }
@@ -59,6 +60,8 @@ KINDS = {
 
 def _is_of(kind: str, value: object) -> bool:
     """Stricter than Ansible, which would take text for a list or dictionary that the roles then use as it is."""
+    if kind == "bool":
+        return str(value).lower() in ("true", "false")  # text is what `--extra-vars name=false` gives
     if kind == "dict":
         return isinstance(value, t.Mapping)
     if kind == "list":

@@ -16,6 +16,8 @@ FINE: dict[str, dict[str, object]] = {
     "only what is required": {},
     "a number from the command line": {"hy3_api_port": "8000"},
     "a user by number": {"hy3_user": 1000},
+    "a truth": {"hy3_firewall": False},
+    "a truth from the command line": {"hy3_firewall": "false"},
     "rules": {"hy3_allow": ["memlock-limited"]},
     "facts of an earlier play": dict.fromkeys(["hy3_plan", "hy3_node", "hy3_checkpoint", "hy3_report"], {}),
     "variables of another role": {"hy3_lab_dir": "/srv", "hy3_lab_gid_index": 3},
@@ -47,6 +49,10 @@ PROBLEMS: dict[str, tuple[dict[str, object], str]] = {
     "words for a number": (
         {"hy3_api_port": "eighty"},
         "hy3_api_port is 'eighty', and it must be a whole number; write its digits.",
+    ),
+    "neither true nor false": (
+        {"hy3_firewall": "maybe"},
+        "hy3_firewall is 'maybe', and it must be true or false; write one of them.",
     ),
     "half a number": (
         {"hy3_start_timeout": 1.5},

@@ -100,11 +100,14 @@ def prepare_home() -> None:
 
 def documented(programs: Path) -> Iterator[Check]:
     """Everything that has documentation, each with the title of its text: ansible-doc may pass over what it lacks."""
-    folders = {"module": TREE / "plugins/modules", "filter": TREE / "plugins/filter", "role": TREE / "roles"}
-    for kind, folder in folders.items():
-        names = sorted(f"sparks.hy3.{path.stem}" for path in folder.iterdir())
-        colon = ":" if kind == "role" else ""
-        titles = tuple(f"> {kind.upper()}{colon} *{name}* " for name in names)
+    kinds = {
+        "module": ("plugins/modules/*.py", "> MODULE {} "),
+        "filter": ("plugins/filter/*.py", "> FILTER {} "),
+        "role": ("roles/*", "> ROLE: *{}* "),
+    }
+    for kind, (files, title) in kinds.items():
+        names = sorted(f"sparks.hy3.{path.stem}" for path in TREE.glob(files))
+        titles = tuple(title.format(name) for name in names)
         yield Check(f"ansible-doc, {len(names)} {kind}s", programs, ["ansible-doc", "-t", kind, *names], WORK, titles)
 
 

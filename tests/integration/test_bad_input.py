@@ -35,8 +35,8 @@ def refuse(command: list[str], sentence: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     output = done.stdout + done.stderr
     assert done.returncode != 0, output[-4000:]
-    # Ansible wraps what it shows as YAML; what it says of the error is one line.
-    assert sentence in " ".join(done.stderr.split()), output[-4000:]
+    # On one line, in what Ansible says of the error; it wraps the same text where it shows the result as YAML.
+    assert sentence in output, output[-4000:]
     assert changed_nothing(done.stdout), output[-4000:]
     assert "Traceback" not in output
 

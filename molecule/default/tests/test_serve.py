@@ -61,6 +61,15 @@ def test_units_run_as_the_user_in_the_slice(host: t.Any, name: str) -> None:
         assert "NRestarts=0" in shown
 
 
+def test_strangers_stay_outside(host: t.Any, name: str) -> None:
+    token = host.file("/etc/hy3/ray_token")
+    assert (token.user, token.mode, token.size) == ("hy3", 0o600, 64)
+    table = host.check_output("nft list table inet hy3_lab")
+    peer = next(address for node, (address, _index) in FABRIC.items() if node != name)
+    assert f"ip saddr {peer} accept" in table
+    assert host.service("hy3-firewall").is_running
+
+
 def test_shared_memory_outlives_sessions(host: t.Any) -> None:
     assert host.file("/var/lib/systemd/linger/hy3").exists
 

@@ -28,10 +28,12 @@ def test_apply_and_revert_on_one_node(node: str, other: str) -> None:
     assert original == sha256(other)
 
     checked = patch(node, "present", "--check", "--diff")
-    added = [line for line in checked.splitlines() if line.startswith("+") and not line.startswith("+++")]
-    removed = [line for line in checked.splitlines() if line.startswith("-") and not line.startswith("---")]
+    added = [line[1:] for line in checked.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    removed = [line[1:] for line in checked.splitlines() if line.startswith("-") and not line.startswith("---")]
     assert f"{node} | CHANGED" in checked
-    assert ([line.strip("+ ") for line in added], removed) == (['prefix="lm_head",'], [])
+    assert len(added) == 1, "the edit is one line"
+    assert 'prefix="lm_head", ' in added[0]
+    assert [line.replace('prefix="lm_head", ', "") for line in added] == removed
     assert sha256(node) == original, "check mode writes nothing"
 
     assert f"{node} | CHANGED" in patch(node, "present")

@@ -207,7 +207,7 @@ def test_no_role_knows_an_inventory_group(role: str) -> None:
 @each_role
 def test_no_role_but_the_lab_knows_the_lab(role: str) -> None:
     """What differs from a Spark is in inventories/lab and roles/lab, and nowhere else."""
-    allowed = {"roles/profile/files/profiles/tiny_lab.yml"}
+    allowed = {f"roles/profile/files/profiles/{name}.yml" for name in ("tiny_lab", "tiny_lab_tp1")}
     known = {
         relative(path)
         for path in files_of(role, ".")

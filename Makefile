@@ -10,7 +10,7 @@ export LC_ALL := C.UTF-8
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint unit integration sanity molecule bench lab-up lab-down clean-lab
+.PHONY: help demo test test-all lint unit integration sanity molecule test-vm test-wheels test-sglang bench lab-up lab-down clean-lab
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,7 +30,7 @@ demo: lab-up ## Boot two nodes on this machine and serve a tiny Hy3 on them
 
 test: lint molecule unit ## What a change must pass (at most 35 minutes)
 
-test-all: lint sanity molecule bench integration unit ## Everything: before an issue ends
+test-all: lint sanity molecule test-vm test-wheels test-sglang bench integration unit ## Everything: before an issue ends
 
 lint: $(VENV)/test ## ruff, mypy, yamllint, ansible-lint
 	ruff check .
@@ -45,14 +45,29 @@ unit: $(VENV)/test ## Unit tests
 
 integration: $(VENV)/test lab-up ## Real wheels, real engine, kills
 	pytest tests/integration
+	$(PYTHON) tests/changed.py --passed integration
 
 molecule: $(VENV)/test lab-up ## Converge, idempotence and verify on the lab
 	molecule --base-config molecule/config.yml test --scenario-name default
+	molecule --base-config molecule/config.yml test --scenario-name patch
 
 sanity: ## ansible-test on two versions of ansible-core, Galaxy's importer, all documentation
 	$(PYTHON) tests/official/run.py
+	$(PYTHON) tests/changed.py --passed sanity
 
-bench: $(VENV)/test ## Figures against a baseline, one line each
+test-vm: $(VENV)/test ## The nodes' code in a small virtual machine: a real GID table, caps that kill, pressure
+	pytest tests/vm
+	$(PYTHON) tests/changed.py --passed test-vm
+
+test-wheels: $(VENV)/test ## The patches on 16 released wheels (3.5 GB, fetched once)
+	pytest tests/wheels
+	$(PYTHON) tests/changed.py --passed test-wheels
+
+test-sglang: $(VENV)/test ## SGLang itself on this CPU, with and without its patches (3 GB, fetched once)
+	pytest tests/sglang
+	$(PYTHON) tests/changed.py --passed test-sglang
+
+bench: $(VENV)/test ## Figures against a baseline, one line each; BENCH=page_cache selects one file
 	PYTHONPATH=.collections $(BIN)/python tests/bench/run.py
 
 lab-up: $(VENV)/controller ## Start the lab

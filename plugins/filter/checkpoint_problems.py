@@ -72,9 +72,11 @@ def _drafter_problems(checkpoint: Facts, plan: Facts) -> list[str]:
     speculative = plan["engine_args"].get("speculative-config") or {}
     if isinstance(speculative, str):
         try:
-            speculative = json.loads(speculative)
-        except ValueError:
+            speculative = json.loads(speculative) or {}
+        except (ValueError, RecursionError):
             return [f"speculative-config is {speculative!r}, which is no JSON; write it as a dictionary."]
+    if not isinstance(speculative, dict):
+        return [f"speculative-config is {speculative!r}, which is no dictionary; write it as one."]
     if checkpoint["mtp"] or speculative.get("model") or not str(speculative.get("method", "")).endswith("mtp"):
         return []
     return [

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import typing as t
 
 DOCUMENTATION = r"""
@@ -40,6 +41,7 @@ _value:
 
 Facts = t.Mapping[str, t.Any]
 EXECUTORS = ("ray",)
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Options that are counts, the variable that sets each, and where it lies in the plan.
 COUNTS = {
     "tensor-parallel-size": "engine_args",
@@ -107,10 +109,30 @@ def _executor_problems(plan: Facts) -> list[str]:
     ]
 
 
+def _cluster_problems(plan: Facts) -> list[str]:
+    """The name is part of a table's, a directory's and a token file's."""
+    if NAME.fullmatch(plan["cluster"]):
+        return []
+    return [
+        f"hy3_cluster is {plan['cluster']!r} (the inventory directory's name if it is not set), and it names files and "
+        "a firewall table; use letters, digits, '-', '_' and '.' only."
+    ]
+
+
+def _memory_problems(plan: Facts) -> list[str]:
+    return [
+        f"hy3_memory has {node} {plan['memory'][node]!r}, and it must be a dictionary of caps by unit; write "
+        f"`{node}: {{ray: 104G}}`, for instance."
+        for node in ("head", "worker")
+        if not isinstance(plan["memory"].get(node, {}), t.Mapping)
+    ]
+
+
 def plan_problems(plan: Facts, addresses: t.Mapping[str, str]) -> list[str]:
     """One sentence for each way in which ``plan`` does not fit its hosts; empty is good."""
     sizes = _count_problems(plan) or _size_problems(plan)
-    return sizes + _address_problems(addresses) + _port_problems(plan) + _executor_problems(plan)
+    rest = _port_problems(plan) + _executor_problems(plan) + _cluster_problems(plan) + _memory_problems(plan)
+    return sizes + _address_problems(addresses) + rest
 
 
 class FilterModule:

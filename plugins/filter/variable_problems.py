@@ -47,6 +47,8 @@ _value:
 """
 
 Options = t.Mapping[str, t.Mapping[str, t.Any]]
+CUTOFF = 0.5  # how alike a word must be to be offered for one that nobody knows, 0 to 1
+SHORT_LIST = 8  # how many choices a sentence can hold
 # By the type in an argument specification: what a value must be, and what to write.
 KINDS = {
     "str": ("text", "write some, or leave the line out"),
@@ -78,9 +80,14 @@ def _value_problem(name: str, value: object, option: t.Mapping[str, t.Any]) -> s
     for element in value if isinstance(value, list) else []:
         choices = option.get("choices") or [element]
         if element not in choices:
-            near = get_close_matches(str(element), choices, n=1)
+            near = get_close_matches(str(element), choices, n=1, cutoff=CUTOFF)
             way = f"write {near[0]}" if near else "take it out"
-            return f"{name} has {element!r}, and it knows {', '.join(choices)} only; {way}."
+            known = (
+                f", and it knows {', '.join(choices)} only"
+                if len(choices) <= SHORT_LIST
+                else ", which it does not know"
+            )
+            return f"{name} has {element!r}{known}; {way}."
     return None
 
 

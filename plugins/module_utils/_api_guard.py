@@ -30,7 +30,7 @@ def has_key(headers: t.Iterable[tuple[bytes, bytes]], key: str) -> bool:
     """Whether the headers of a request (names in lower case, as ASGI has them) carry ``key`` as their bearer token."""
     wanted = hashlib.sha256(key.encode()).digest()
     for name, value in headers:
-        scheme, _, token = value.partition(b" ")
+        scheme, _space, token = value.partition(b" ")
         if name == b"authorization" and scheme.lower() == b"bearer":
             return hmac.compare_digest(hashlib.sha256(token).digest(), wanted)
     return False

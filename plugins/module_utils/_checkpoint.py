@@ -2,39 +2,63 @@
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
-"""Whether a checkpoint is whole, what it holds, and a digest by which nodes compare theirs. No tensor data is read."""
+"""Whether a checkpoint is whole, what it holds, and a digest by which nodes compare theirs."""
 
 from __future__ import annotations
 
-import json
-import re
+import os
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from hashlib import sha256
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint_files import (
+    CONFIG,
+    INDEX,
+    LEGACY_QUANT_CONFIG,
+    LFS_MAX_BYTES,
+    SINGLE_SHARD,
+    foreign,
+    is_small,
+    lfs_size,
+    naming,
+    parse_index,
+    parse_object,
+    read_small,
+    unfinished,
+)
+from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint_model import describe_model, has_mtp
+from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint_shapes import (
+    absent,
+    is_hy3,
+    misshapen,
+    sizes_of,
+)
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
+from ansible_collections.sparks.hy3.plugins.module_utils._manifest import (
+    BUFFER_BYTES,
+    SMALL_BYTES,
+    File,
+    Hashed,
+    Reference,
+    contradiction,
+    differences,
+    hash_all,
+    hub_reference,
+    links_outside,
+    list_files,
+)
+from ansible_collections.sparks.hy3.plugins.module_utils._quantization import (
+    Stored,
+    describe_storage,
+    storage_warnings,
+)
 from ansible_collections.sparks.hy3.plugins.module_utils._safetensors import Header, read_header
 
-CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
-SINGLE_SHARD = "model.safetensors"
-LEGACY_QUANT_CONFIG = "hf_quant_config.json"
-# What engines read besides weights: configuration, tokenizer, chat template, and Python for trust-remote-code.
-SMALL_SUFFIXES = (".json", ".jinja", ".model", ".tiktoken", ".py")
-SMALL_NAMES = ("merges.txt", "vocab.txt")
-# Where huggingface_hub puts unfinished downloads below a local directory; unfinished blobs of its cache lie elsewhere.
-LOCAL_DOWNLOADS = ".cache/huggingface/download"
-# Source: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md; a pointer is shorter than 1024 bytes.
-LFS_PREFIX = b"version https://git-lfs"
-LFS_MAX_BYTES = 1024
 MAX_PROBLEMS = 20
 MIXED = "index and shards are of different revisions, so fetch the whole checkpoint again"
-# The tensors without which neither vLLM nor SGLang can build the drafter.
-MTP_TENSORS = ("eh_proj", "enorm", "hnorm")
 
 
 @dataclass(frozen=True)
@@ -48,7 +72,11 @@ class Shard:
 
 @dataclass
 class Report:
-    """What ``inspect`` found. ``total_size`` is the bytes of all tensors, file headers excluded."""
+    """What ``inspect`` found. ``total_size`` is the bytes of all tensors, file headers excluded.
+
+    ``files`` is the manifest, ``outside`` which of them are links out of the checkpoint, ``foreign`` what looks like
+    weights and belongs to no index, ``stored`` how the tensors are quantized (empty without headers).
+    """
 
     exists: bool = False
     problems: list[str] = field(default_factory=list)
@@ -59,12 +87,10 @@ class Report:
     digest: str | None = None
     model: dict[str, Any] = field(default_factory=dict)
     mtp: bool = False
-
-
-def naming(names: Collection[str], *, limit: int = 3) -> str:
-    """Sorted names for a sentence, at most ``limit`` of them."""
-    shown = ", ".join(sorted(names)[:limit])
-    return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
+    files: list[File] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    stored: list[Stored] = field(default_factory=list)
 
 
 def capped(problems: list[str], limit: int = MAX_PROBLEMS) -> list[str]:
@@ -72,22 +98,6 @@ def capped(problems: list[str], limit: int = MAX_PROBLEMS) -> list[str]:
     if len(problems) <= limit:
         return problems
     return [*problems[:limit], f"Problems left out here: {len(problems) - limit}."]
-
-
-def parse_index(index: Any) -> tuple[dict[str, str], int | None]:
-    """The weight map (tensor to shard) of a parsed index, and the total size in bytes that it claims, if it does.
-
-    Raises Hy3Error when it is no index, or names a file outside of the checkpoint.
-    """
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise Hy3Error(f"{INDEX} has no weight_map that names a shard for each tensor; fetch it again.")
-    for tensor, name in weight_map.items():
-        if not isinstance(name, str) or not name or PurePosixPath(name).is_absolute() or ".." in name.split("/"):
-            raise Hy3Error(f"{INDEX} puts tensor {tensor} into {name!r}, which is no file of it; fetch it again.")
-    metadata = index.get("metadata")
-    claimed = metadata.get("total_size") if isinstance(metadata, dict) else None
-    return weight_map, int(claimed) if isinstance(claimed, int | float) else None
 
 
 def compare(weight_map: Mapping[str, str], headers: Mapping[str, Collection[str]]) -> list[str]:
@@ -122,79 +132,6 @@ def compare(weight_map: Mapping[str, str], headers: Mapping[str, Collection[str]
     return problems
 
 
-def lfs_size(head: bytes) -> int | None:
-    """The size in bytes that a Git LFS pointer declares, 0 if it declares none, None if this is no pointer."""
-    if not head.startswith(LFS_PREFIX):
-        return None
-    match = re.search(rb"^size (\d+)$", head, re.MULTILINE)
-    return int(match[1]) if match else 0
-
-
-def excludes_lm_head(patterns: Iterable[Any]) -> bool:
-    """Whether a quantization ignore list names ``lm_head``: exactly, by a wildcard, or as ``re:`` expression."""
-    for pattern in patterns:
-        text = str(pattern)
-        if text.startswith("re:"):
-            try:
-                if re.match(text[3:], "lm_head"):
-                    return True
-            except re.error:
-                continue
-        elif fnmatchcase("lm_head", text):
-            return True
-    return False
-
-
-def describe_model(config: Mapping[str, Any], legacy_quant: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json (and ModelOpt's older hf_quant_config.json, which may stand alone) say about the model.
-
-    Sizes are counts, ``head_dim`` and ``hidden_size`` elements, ``max_position_embeddings`` tokens. None where the
-    files are silent.
-    """
-    layers, heads = _integer(config, "num_hidden_layers"), _integer(config, "num_attention_heads")
-    hidden, head_dim = _integer(config, "hidden_size"), _integer(config, "head_dim")
-    if head_dim is None and hidden and heads:
-        head_dim = hidden // heads
-    quant, legacy = config.get("quantization_config"), legacy_quant.get("quantization")
-    quant = quant if isinstance(quant, dict) else {}
-    legacy = legacy if isinstance(legacy, dict) else {}
-    ignored = [
-        pattern
-        for source in (quant, legacy)
-        for key in ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
-        if isinstance(source.get(key), list)
-        for pattern in source[key]
-    ]
-    architectures = config.get("architectures")
-    return {
-        "architecture": architectures[0] if isinstance(architectures, list) and architectures else None,
-        "layers": layers,
-        "heads": heads,
-        "kv_heads": _integer(config, "num_key_value_heads") or heads,
-        "head_dim": head_dim,
-        "hidden_size": hidden,
-        "experts": _integer(config, "num_experts"),
-        "nextn_layers": _integer(config, "num_nextn_predict_layers") or 0,
-        "max_position_embeddings": _integer(config, "max_position_embeddings"),
-        "quant_method": quant.get("quant_method") or ("modelopt" if legacy else None),
-        "quant_algo": quant.get("quant_algo") or legacy.get("quant_algo"),
-        "lm_head_excluded": excludes_lm_head(ignored),
-    }
-
-
-def has_mtp(tensors: Collection[str], layers: int | None) -> bool:
-    """Whether the tensors of the MTP layer, the one after the last decoder layer, are among ``tensors``."""
-    return layers is not None and all(f"model.layers.{layers}.{part}.weight" in tensors for part in MTP_TENSORS)
-
-
-def unfinished(directory: Path) -> list[Path]:
-    """Unfinished downloads beside the files, in huggingface_hub's corner of a directory, or behind a snapshot."""
-    places = [directory.glob("*.incomplete"), (directory / LOCAL_DOWNLOADS).rglob("*.incomplete")]
-    if directory.parent.name == "snapshots":
-        places.append((directory.parent.parent / "blobs").glob("*.incomplete"))
-    return sorted(path for place in places for path in place)
-
-
 def digest_of(directory: Path, headers: Mapping[str, Header], sizes: Mapping[str, int]) -> str:
     """sha256 over each shard's name, size and header, and each small file's name, size and content.
 
@@ -202,54 +139,65 @@ def digest_of(directory: Path, headers: Mapping[str, Header], sizes: Mapping[str
     """
     digest = sha256()
 
-    def add(name: str, size: int, content: bytes) -> None:
-        digest.update(f"{len(name.encode())} {name} {size} {len(content)}\n".encode())
-        digest.update(content)
+    def begin(name: str, size: int, content_bytes: int) -> None:
+        encoded = os.fsencode(name)
+        digest.update(f"{len(encoded)} ".encode() + encoded + f" {size} {content_bytes}\n".encode())
 
     for name in sorted(sizes):
-        add(name, sizes[name], headers[name].raw if name in headers else b"")
+        raw = headers[name].raw if name in headers else b""
+        begin(name, sizes[name], len(raw))
+        digest.update(raw)
     for path in sorted(directory.iterdir()):
-        if (path.suffix in SMALL_SUFFIXES or path.name in SMALL_NAMES) and path.is_file():
-            content = path.read_bytes()
-            add(path.name, len(content), content)
+        if is_small(path.name) and path.is_file():
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                begin(path.name, size, size)
+                while content := file.read(BUFFER_BYTES):
+                    digest.update(content)
     return digest.hexdigest()
 
 
-def inspect(directory: Path, *, level: str) -> Report:
-    """Examine the checkpoint in ``directory``.
+def inspect(directory: Path, *, level: str, manifest: Sequence[File] = ()) -> Report:
+    """Examine the checkpoint in ``directory``, and compare its files with those of ``manifest``.
 
-    Level ``header`` reads every shard's header; ``size`` only compares names and sizes. Whatever is wrong with the
-    checkpoint is a problem in the report, most important first; nothing is raised for it.
+    Level ``size`` only compares names and sizes, ``header`` reads every shard's header and hashes the small files,
+    ``sha256`` hashes all of them. Whatever is wrong with the checkpoint is a problem in the report, most important
+    first; nothing is raised for it.
     """
     if not directory.is_dir():
         return Report(problems=[f"{directory} is no directory; fetch the checkpoint to it."])
     report = Report(exists=True)
     try:
-        _Inspection(directory, report).run(read_headers=level == "header")
+        _Inspection(directory, report).run(level, manifest)
     except OSError as error:
-        report.problems.append(
-            f"{error.filename or directory} cannot be read ({error.strerror}); run as a user who may read it."
+        way_out = (
+            "run as a user who may read it"
+            if isinstance(error, PermissionError)
+            else "see whether something writes to it, and what the kernel's log says of the disk"
         )
+        report.problems.append(f"{error.filename or directory} cannot be read ({error.strerror}); {way_out}.")
     return report
 
 
 class _Inspection:
-    """One walk through a directory, from the small files to the shards' headers."""
+    """One walk through a directory, from the small files to the shards' headers and the content of all."""
 
     def __init__(self, directory: Path, report: Report) -> None:
         self.directory = directory
         self.report = report
+        self.config: dict[str, Any] = {}
         self.headers: dict[str, Header] = {}
         self.sizes: dict[str, int] = {}
 
-    def run(self, *, read_headers: bool) -> None:
+    def run(self, level: str, manifest: Sequence[File]) -> None:
         report = self.report
         self._describe()
         weight_map, claimed = self._index()
         alone = not weight_map and (self.directory / SINGLE_SHARD).is_file()
-        self._measure({SINGLE_SHARD} if alone else set(weight_map.values()))
+        shards = {SINGLE_SHARD} if alone else set(weight_map.values())
+        self._measure(shards)
         self._find_unfinished()
-        if read_headers or alone:
+        if level != "size" or alone:
             self._read_headers()
         if alone:
             weight_map = {tensor: shard for shard, header in self.headers.items() for tensor in header.tensors}
@@ -257,15 +205,19 @@ class _Inspection:
             report.problems += compare(weight_map, {name: header.tensors for name, header in self.headers.items()})
         self._count(weight_map, claimed)
         report.mtp = has_mtp(weight_map, report.model.get("layers"))
+        self._compare_with_config(weight_map)
+        self._list(level, manifest)
+        self._find_foreign(shards, alone)
         if not report.problems:
             report.digest = digest_of(self.directory, self.headers, self.sizes)
 
     def _describe(self) -> None:
-        if not (self.directory / CONFIG).exists():
+        if not (self.directory / CONFIG).is_file():
             snapshots = self.directory / "snapshots"
             way_out = f"give a directory in {snapshots} instead" if snapshots.is_dir() else "fetch it"
             self.report.problems.append(f"{CONFIG} is missing in {self.directory}; {way_out}.")
         elif (config := self._json(CONFIG)) is not None:
+            self.config = config
             self.report.model = describe_model(config, self._json(LEGACY_QUANT_CONFIG) or {})
 
     def _json(self, name: str) -> dict[str, Any] | None:
@@ -273,23 +225,18 @@ class _Inspection:
         path = self.directory / name
         if not path.is_file():
             return None
-        content = path.read_bytes()
-        if (size := lfs_size(content)) is not None:
-            self._note_pointers({name: size})
-            return None
         try:
-            parsed = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            self.report.problems.append(f"{name} is no valid JSON ({error}); fetch it again.")
-            return None
-        if not isinstance(parsed, dict):
-            self.report.problems.append(f"{name} holds no JSON object; fetch it again.")
-            return None
-        return parsed
+            content = read_small(path)
+            if (size := lfs_size(content)) is None:
+                return parse_object(content, name)
+            self._note_pointers({name: size})
+        except Hy3Error as error:
+            self.report.problems.append(str(error))
+        return None
 
     def _index(self) -> tuple[dict[str, str], int | None]:
         """The weight map, empty if there is no usable index, and the total size that the index claims."""
-        if not (self.directory / INDEX).exists():
+        if not (self.directory / INDEX).is_file():
             if not (self.directory / SINGLE_SHARD).is_file():
                 self.report.problems.append(
                     f"Neither {INDEX} nor {SINGLE_SHARD} is in {self.directory}; fetch the checkpoint."
@@ -367,7 +314,67 @@ class _Inspection:
                     " or look with level header which shard is short."
                 )
 
+    def _compare_with_config(self, weight_map: Mapping[str, str]) -> None:
+        report = self.report
+        tensors = {
+            name: (tensor.dtype, tensor.shape)
+            for header in self.headers.values()
+            for name, tensor in header.tensors.items()
+        }
+        if tensors and not report.problems:
+            report.stored = describe_storage(tensors, report.model["layers"])
+            report.warnings += storage_warnings(report.model["quant_method"] is not None, report.stored)
+        if is_hy3(self.config) and weight_map:
+            report.problems += absent(weight_map, report.model)
+            report.problems += misshapen(tensors, sizes_of(self.config, report.model))
 
-def _integer(config: Mapping[str, Any], key: str) -> int | None:
-    number = config.get(key)
-    return number if isinstance(number, int) and not isinstance(number, bool) else None
+    def _list(self, level: str, manifest: Sequence[File]) -> None:
+        """Make the manifest, hashing what the level asks for, and compare it with the one that is given."""
+        if not (self.directory / CONFIG).is_file():  # no checkpoint, but perhaps a whole disk
+            return
+        sizes, unread = list_files(self.directory)
+        references = {
+            name: reference for name in sizes if (reference := hub_reference(self.directory, name)) is not None
+        }
+        files = {name: File(name, size) for name, size in sizes.items()}
+        for name, reference in references.items():
+            if reference.algorithm == "sha256":
+                files[name] = File(name, sizes[name], reference.value, "hub")
+        wanted = {} if level == "size" else sizes
+        if level == "header":
+            wanted = {name: size for name, size in sizes.items() if name not in self.sizes and size <= SMALL_BYTES}
+        for hashed in hash_all(self.directory, wanted, references=references):
+            files[hashed.file.name] = hashed.file
+            self._judge(hashed, references.get(hashed.file.name))
+        self.report.files = list(files.values())
+        self.report.problems += differences(manifest, files)
+        self.report.outside = links_outside(self.directory, sizes)
+        if unread:
+            self.report.warnings.append(f"Directories that cannot be read are left out of the files: {naming(unread)}.")
+
+    def _judge(self, hashed: Hashed, reference: Reference | None) -> None:
+        """Note what is wrong with a file; engines read no others than shards and those of the small names."""
+        name = hashed.file.name
+        if hashed.error:
+            needed = name in self.sizes or is_small(name)
+            (self.report.problems if needed else self.report.warnings).append(hashed.error)
+        elif wrong := contradiction(hashed, reference):
+            if name in self.sizes:
+                self.report.problems.append(f"{wrong}, so it is damaged; fetch it again.")
+            else:
+                self.report.warnings.append(f"{wrong}; fetch it again unless it was edited here on purpose.")
+
+    def _find_foreign(self, shards: set[str], alone: bool) -> None:
+        report = self.report
+        report.foreign = foreign(self.directory, shards)
+        if weights := [name for name in report.foreign if name.endswith(".safetensors")]:
+            effect = "which engines load as well, since there is no index" if alone else "which no engine needs"
+            report.warnings.append(
+                f"Weights that do not belong to the checkpoint lie beside it, {effect}: {naming(weights)}; move them "
+                "elsewhere."
+            )
+        if report.outside:
+            report.warnings.append(
+                f"Files of the checkpoint are links to elsewhere ({len(report.outside)}): {naming(report.outside)}; a "
+                "copy of the directory that keeps links holds nothing of them."
+            )

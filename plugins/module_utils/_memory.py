@@ -34,30 +34,47 @@ class MemoryLimit(t.NamedTuple):
     source: str
 
 
+class Owner(t.NamedTuple):
+    """A process with memory on the GPU: its name, and how much in MiB (None: the driver does not say)."""
+
+    pid: int
+    name: str
+    mib: int | None
+
+
 def parse_meminfo(text: str) -> dict[str, int]:
     """Return ``/proc/meminfo`` by name, in bytes; the few rows without a unit are plain counts."""
     found = {}
-    for name, value, unit in re.findall(r"^([^:\n]+):\s*(\d+)(?: (kB))?$", text, re.MULTILINE):
+    for name, value, unit in re.findall(r"^([^:\n]+):[ \t]*([0-9]{1,20})(?: (kB))?$", text, re.MULTILINE):
         found[name] = int(value) * (1024 if unit else 1)
     for name in ("MemTotal", "MemAvailable"):
         if name not in found:
             raise MemoryInputError(f"The meminfo text has no {name} line: give the kernel's /proc/meminfo")
+    if found["MemTotal"] < 1:
+        raise MemoryInputError("The meminfo text has a MemTotal of 0: give the kernel's own /proc/meminfo")
     return found
 
 
-def parse_size(text: str) -> int | None:
-    """Return bytes as systemd reads them (``104G`` is 104 GiB), or None for ``infinity``."""
-    size = text.strip()
+def parse_size(text: str | None, *, mem_total: int | None = None) -> int | None:
+    """Return bytes as systemd reads them (``104G`` is 104 GiB), or None for no limit: ``infinity``, or not set.
+
+    A share such as ``50%`` is one of ``mem_total``, in bytes; without that it is refused.
+    """
+    size = "infinity" if text is None else text.strip()
     if size == "infinity":
         return None
-    if size.endswith("%"):
+    match = re.fullmatch(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)([KMGT%]?)", size)
+    if match is None:
+        raise MemoryInputError(f"Size {text!r} is not a number with K, M, G or T (base 1024): write it as in 104G")
+    if match[2] != "%":
+        return int(Decimal(match[1]) * UNITS[match[2]])
+    if mem_total is None:
         raise MemoryInputError(
             f"Size {text!r} is a share, which differs from node to node: write it in bytes, as in 104G"
         )
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?)", size)
-    if match is None:
-        raise MemoryInputError(f"Size {text!r} is not a number with K, M, G or T (base 1024): write it as in 104G")
-    return int(Decimal(match[1]) * UNITS[match[2]])
+    if Decimal(match[1]) > 100:
+        raise MemoryInputError(f"Size {text!r} is more than the whole memory: write up to 100%, or bytes as in 104G")
+    return int(Decimal(match[1]) * mem_total / 100)
 
 
 def format_gib(size: int) -> str:
@@ -67,7 +84,7 @@ def format_gib(size: int) -> str:
 
 def parse_limits(text: str) -> dict[str, tuple[int | None, int | None]]:
     """Return ``/proc/PID/limits`` as {name: (soft, hard)} in the kernel's units; None is ``unlimited``."""
-    rows = re.findall(r"^(Max .+?)\s{2,}(\d+|unlimited)\s+(\d+|unlimited)\b", text, re.MULTILINE)
+    rows = re.findall(r"^(Max .+?)[ \t]{2,}([0-9]{1,20}|unlimited)[ \t]+([0-9]{1,20}|unlimited)\b", text, re.MULTILINE)
     return {name: (_number(soft), _number(hard)) for name, soft, hard in rows}
 
 
@@ -75,9 +92,11 @@ def parse_cgroups(text: str) -> dict[str, str]:
     """Return ``/proc/PID/cgroup`` as {controller: path}; the unified hierarchy (``0::``) has the empty name."""
     found = {}
     for line in text.splitlines():
-        _hierarchy, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            found[controller] = path
+        fields = line.split(":", 2)
+        if len(fields) < 3:
+            raise MemoryInputError(f"The cgroup line {line!r} is not ID:CONTROLLERS:PATH: give /proc/PID/cgroup")
+        for controller in fields[1].split(","):
+            found[controller] = fields[2]
     return found
 
 
@@ -93,7 +112,7 @@ def memory_limit(pid: int | str, *, proc: str = "/proc", cgroup: str = "/sys/fs/
         MemoryInputError: The process is gone or cannot be read.
     """
     try:
-        paths = parse_cgroups(Path(proc, str(pid), "cgroup").read_text(encoding="utf-8"))
+        paths = parse_cgroups(Path(proc, str(pid), "cgroup").read_text(encoding="utf-8", errors="replace"))
     except OSError as exc:
         raise MemoryInputError(
             f"Cannot read the cgroup of process {pid} ({exc.strerror}): is it still running?"
@@ -103,13 +122,75 @@ def memory_limit(pid: int | str, *, proc: str = "/proc", cgroup: str = "/sys/fs/
     return MemoryLimit(None, "") if found is None else MemoryLimit(*found)
 
 
+def swap_limit(pid: int | str, *, proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> int | None:
+    """Return how many bytes of a process's memory may be swapped out, or None where no limit is enforced.
+
+    cgroup v2 has that limit; v1 has one on memory and swap together, and only where the kernel accounts for swap, so
+    the memory limit is taken off it. A node without any swap enforces 0. Arguments and errors: :func:`memory_limit`.
+    """
+    try:
+        paths = parse_cgroups(Path(proc, str(pid), "cgroup").read_text(encoding="utf-8", errors="replace"))
+    except OSError as exc:
+        raise MemoryInputError(
+            f"Cannot read the cgroup of process {pid} ({exc.strerror}): is it still running?"
+        ) from exc
+    if re.search(r"^SwapTotal:\s+0 kB$", _read(Path(proc, "meminfo")), re.MULTILINE):
+        return 0
+    base, parts = _group(paths, Path(cgroup))
+    name = "memory.memsw.limit_in_bytes" if "memory" in paths else "memory.swap.max"
+    found = [_bytes(_read(base.joinpath(*parts[:depth], name))) for depth in range(len(parts), -1, -1)]
+    limits = [limit for limit in found if limit is not None]
+    if not limits:
+        return None
+    if "memory" not in paths:
+        return min(limits)
+    memory = memory_limit(pid, proc=proc, cgroup=cgroup).limit
+    return min(limits) if memory is None else max(0, min(limits) - memory)
+
+
+def is_delegated(pid: int | str, unit: str, *, proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> bool:
+    """Return whether a unit's process lives in a control group of the unit's own that has the memory controller.
+
+    Without, systemd accepts a limit and the kernel never hears of it. A process that is gone has none.
+    """
+    try:
+        paths = parse_cgroups(Path(proc, str(pid), "cgroup").read_text(encoding="utf-8", errors="replace"))
+    except (OSError, MemoryInputError):
+        return False
+    base, parts = _group(paths, Path(cgroup))
+    if unit not in parts:
+        return False
+    own = base.joinpath(*parts[: parts.index(unit) + 1])
+    return (own / ("memory.limit_in_bytes" if "memory" in paths else "memory.max")).exists()
+
+
+def parse_owners(text: str) -> list[Owner]:
+    """Return ``nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv,noheader,nounits``.
+
+    Per-process figures work on a GB10; any other reads ``[N/A]`` there, and a line that is none is left out.
+    """
+    rows = re.findall(r"^\s*(\d+)\s*,\s*(.*?)\s*,\s*([^,\n]*?)\s*$", text, re.MULTILINE)
+    return [Owner(int(pid), name, int(mib) if re.fullmatch(r"[0-9]{1,20}", mib) else None) for pid, name, mib in rows]
+
+
+def kho_problem(meminfo: dict[str, int]) -> str | None:
+    """Return what is wrong if the kernel has lent its kexec-handover memory out as CMA, else None.
+
+    RDMA cannot register memory then ("Cannot allocate memory"), whatever the limit of locked memory. ``meminfo`` is in
+    bytes. Source: https://github.com/NVIDIA/NV-Kernels/pull/591.
+    """
+    total, free = meminfo.get("CmaTotal", 0), meminfo.get("CmaFree", 0)
+    if free <= total:
+        return None
+    return (
+        f"CmaFree is {format_gib(free)} of a CmaTotal of {format_gib(total)}, so kexec handover (KHO) has taken memory "
+        "that RDMA cannot register: boot with kho=off, or an older kernel (6.17); it is not the memlock limit"
+    )
+
+
 def _limits_on_the_way(paths: dict[str, str], root: Path) -> Iterator[tuple[int, str]]:
-    # A controller lives in one hierarchy only: where v1 has memory, the unified one has no memory.max to read.
-    if "memory" in paths:
-        base, path, name = root / "memory", paths["memory"], "memory.limit_in_bytes"
-    else:
-        base, path, name = root, paths.get("", "/"), "memory.max"
-    parts = path.strip("/").split("/")
+    base, parts = _group(paths, root)
+    name = "memory.limit_in_bytes" if "memory" in paths else "memory.max"
     for depth in range(len(parts), -1, -1):
         file = base.joinpath(*parts[:depth], name)
         limit = _bytes(_read(file))
@@ -123,15 +204,25 @@ def _limits_on_the_way(paths: dict[str, str], root: Path) -> Iterator[tuple[int,
         yield limit, str(stat)
 
 
+def _group(paths: dict[str, str], root: Path) -> tuple[Path, list[str]]:
+    """Where the hierarchy of the memory controller is mounted, and the steps from there to the process's own group."""
+    # A controller lives in one hierarchy only: where v1 has memory, the unified one has no memory.max to read.
+    base, path = (root / "memory", paths["memory"]) if "memory" in paths else (root, paths.get("", "/"))
+    # A path that leaves the root (/../x) belongs to a group outside of this namespace, which has no files here.
+    return base, [part for part in path.split("/") if part not in ("", "..", ".") and "\0" not in part]
+
+
 def _bytes(text: str) -> int | None:
     number = text.strip()
-    return int(number) if number.isdecimal() and int(number) < V1_UNLIMITED else None
+    if not re.fullmatch(r"[0-9]{1,20}", number):
+        return None
+    return int(number) if int(number) < V1_UNLIMITED else None
 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii")
-    except OSError:  # the root, or a level without the controller
+        return path.read_text(encoding="ascii", errors="replace")
+    except (OSError, ValueError):  # the root, or a level without the controller, or a name that is none
         return ""
 
 

@@ -31,10 +31,20 @@ ADDRESS_COMMAND = ["ip", "-j", "-4", "addr", "show"]
 GID_TYPES = {"IB/RoCE v1": "v1", "RoCE v1": "v1", "RoCE v2": "v2"}
 # What reading gid_attrs/types/N says of a slot that is empty or belongs to another network namespace.
 EMPTY_SLOT_ERRNOS = frozenset({errno.EINVAL, errno.ENOENT, errno.ENODATA})
+# The first NCCL that finds the GID of each HCA by itself when NCCL_IB_GID_INDEX is not set (its release notes).
+NCCL_CHOOSES_GID = (2, 21)
 
 
 class RoceError(Exception):
     """Bad input or a bad node, said in one sentence: the value found, the rule it breaks, the way out."""
+
+
+class NoCommonIndexError(RoceError):
+    """Every HCA has a usable GID, and none is at the same index on all; ``sets`` lists the indexes of each."""
+
+    def __init__(self, message: str, sets: str) -> None:
+        super().__init__(message)
+        self.sets = sets
 
 
 @dataclass(frozen=True)
@@ -58,11 +68,12 @@ class Gid:
 
 
 class Port(t.NamedTuple):
-    """A port of an HCA; ``active`` is whether the kernel calls its state ACTIVE."""
+    """A port of an HCA; ``active`` is whether its state is ACTIVE, ``link_layer`` Ethernet, InfiniBand or unknown."""
 
     name: str
     number: int
     active: bool = True
+    link_layer: str = "Ethernet"
 
     @property
     def label(self) -> str:
@@ -85,17 +96,39 @@ class Selector:
 
 @dataclass(frozen=True)
 class Resolution:
-    """The answer for one node; ``hca`` is an exact selector, ``tables`` has one entry per port that it selects."""
+    """The answer for one node.
 
-    index: int
+    ``index`` serves all HCAs, or is None where NCCL has to choose one for each; ``hca`` is an exact selector;
+    ``tables`` and ``indexes`` have one entry per port that it selects.
+    """
+
+    index: int | None
     hca: str
     interface: str
+    address: ipaddress.IPv4Address
     tables: dict[Port, list[Gid]]
+    indexes: dict[Port, int]
     warnings: list[str]
 
     @property
     def env(self) -> dict[str, str]:
         return environment(index=self.index, hca=self.hca, interface=self.interface)
+
+
+def is_number(name: str) -> bool:
+    """Return whether a name in sysfs is the number of a slot or port."""
+    return name.isascii() and name.isdecimal()
+
+
+def is_active(state: str | None) -> bool:
+    """Return whether a port's ``state`` reads ``4: ACTIVE``; a kernel that tells none is trusted."""
+    return state is None or state.partition(":")[2].strip() == "ACTIVE"
+
+
+def link_layer(text: str | None) -> str:
+    """Return Ethernet, InfiniBand or unknown for a port's ``link_layer``; a kernel that tells none is trusted."""
+    layer = "Ethernet" if text is None else text.strip()
+    return layer if layer in ("Ethernet", "InfiniBand") else "unknown"
 
 
 def gid_type(text: str) -> str:
@@ -112,14 +145,16 @@ def parse_table(rows: Iterable[Mapping[str, t.Any]]) -> list[Gid]:
     table = []
     for row in rows:
         index = str(row["index"])
-        if row["type"] is None or not index.isdecimal():
+        if row["type"] is None or not is_number(index):
             continue
         try:
             gid = ipaddress.IPv6Address(row["gid"].strip())
         except ValueError as exc:
             raise RoceError(f"GID {index} reads {row['gid']!r}, which is no IPv6 address: check sysfs_root") from exc
         if int(gid):
-            table.append(Gid(int(index), gid, gid_type(row["type"]), (row.get("ndev") or "").strip()))
+            ndev = (row.get("ndev") or "").strip()
+            # Garbage is nobody's name, but not the absence of one, which would be trusted.
+            table.append(Gid(int(index), gid, gid_type(row["type"]), ndev if ndev.isprintable() else "?"))
     return sorted(table, key=lambda row: row.index)
 
 
@@ -140,7 +175,7 @@ def parse_selector(text: str) -> Selector:
     exact, rest = rest.startswith("="), rest.removeprefix("=")
     entries: list[tuple[str, int | None]] = []
     for entry in rest.split(","):
-        match = re.fullmatch(r"([\w.-]+)(?::([0-9]+))?", entry.strip(), re.ASCII)
+        match = re.fullmatch(r"([\w.-]+)(?::([0-9]{1,9}))?", entry.strip(), re.ASCII)
         if match is None:
             raise RoceError(
                 f"HCA selector {text!r} has the entry {entry!r}: write [^][=]NAME[:PORT][,...], as NCCL reads it"
@@ -175,6 +210,18 @@ def port_warnings(port: Port, table: Iterable[Gid]) -> list[str]:
     return [f"{port.label} has GIDs of an unknown type at {_listed(unknown)}; they are not used"] if unknown else []
 
 
+def own_rows(table: Iterable[Gid], address: ipaddress.IPv4Address, interface: str) -> list[Gid]:
+    """Return the usable rows of an address that name the interface, or else those that name no netdev.
+
+    A VLAN child and its parent may have one address, and the other's row would send through the wrong one. Some kernels
+    name none. An empty interface stands for any.
+    """
+    rows = [row for row in table if row.usable and row.gid.ipv4_mapped == address]
+    if not interface:
+        return rows
+    return [row for row in rows if row.ndev == interface] or [row for row in rows if not row.ndev]
+
+
 def choose_index(
     tables: Mapping[str, Sequence[Gid]], address: ipaddress.IPv4Address, interface: str
 ) -> tuple[int, list[str]]:
@@ -183,27 +230,33 @@ def choose_index(
     Args:
         tables: The GID table of each selected port, by label.
         address: The fabric address; one of the tables must have a usable row for it.
-        interface: The netdev that owns the address; its rows win over those of a VLAN parent or child.
+        interface: The netdev that owns the address; the row of a VLAN parent or child is not taken for its own. Empty
+            if not known.
 
     Raises:
-        RoceError: No row carries the address, or the HCAs have no usable index in common.
+        RoceError: No row carries the address, or several netdevs have one and none is named, or an HCA has no usable
+            row.
+        NoCommonIndexError: The HCAs have no usable index in common.
     """
     usable = {label: [row for row in table if row.usable] for label, table in tables.items()}
-    carriers = [row for rows in usable.values() for row in rows if row.gid.ipv4_mapped == address]
-    if not carriers:
-        candidates = [f"{row.index} ({row.gid.ipv4_mapped})" for rows in usable.values() for row in rows]
+    own = [row for rows in usable.values() for row in own_rows(rows, address, interface)]
+    if not own:
+        candidates = [f"{row.index} ({_described(row, address)})" for rows in usable.values() for row in rows]
         raise RoceError(
             f"No RoCE v2 GID for {address} on {_listed(tables)}: usable are {_listed(candidates)}, "
             "so check the address and the HCA"
         )
-    own = [row for row in carriers if row.ndev == interface] or carriers
+    netdevs = sorted({row.ndev for row in own if row.ndev})
+    if len(netdevs) > 1:
+        raise RoceError(f"{address} has RoCE v2 GIDs of {_listed(netdevs)}: name the interface to use")
     common = set.intersection(*({row.index for row in rows} for rows in usable.values()))
     if not common:
         sets = "; ".join(f"{label} has {_listed(row.index for row in rows)}" for label, rows in usable.items())
-        raise RoceError(
+        message = (
             f"The HCAs have no usable GID index in common ({sets}), and NCCL takes one for all: "
             "give each an IPv4 address or select fewer"
         )
+        raise NoCommonIndexError(message, sets) if all(usable.values()) else RoceError(message)
     fitting = sorted({row.index for row in own} & common)
     if not fitting:
         index = min(common)
@@ -213,28 +266,79 @@ def choose_index(
     return fitting[0], []
 
 
-def choose_interface(address: ipaddress.IPv4Address, addresses: str, wanted: str | None) -> str:
+def nccl_chooses(version: str | None) -> bool:
+    """Return whether an NCCL of this version (``2.28.9``; None if not known) finds GIDs without being told."""
+    if version is None:
+        return False
+    match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", version.strip(), re.ASCII)
+    if match is None:
+        raise RoceError(f"NCCL version {version!r} is none: write it as 2.28.9, or leave it out")
+    return (int(match[1]), int(match[2])) >= NCCL_CHOOSES_GID
+
+
+def netdev_name(value: str) -> str:
+    """Return a netdev's name, or raise ValueError for what can be none (and no part of a path)."""
+    if not value or "/" in value or not value.isprintable():
+        raise ValueError(value)
+    return value
+
+
+def parse_owners(addresses: str) -> list[tuple[str, str]]:
+    """Return (netdev, address) pairs from the output of ``ip -j -4 addr show``."""
+    try:
+        return [
+            (netdev_name(link["ifname"]), str(info["local"]))
+            for link in json.loads(addresses)
+            for info in link.get("addr_info", [])
+            if "local" in info
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise RoceError(
+            f"'{' '.join(ADDRESS_COMMAND)}' printed no list of links: install iproute2 5.0 or newer"
+        ) from exc
+
+
+def choose_address(addresses: str, interface: str) -> ipaddress.IPv4Address:
+    """Return the one IPv4 address of an interface; one that the system gave itself (169.254/16) yields to any other.
+
+    Args:
+        addresses: Output of ``ip -j -4 addr show``.
+        interface: The netdev.
+
+    Raises:
+        RoceError: It has no address, or several.
+    """
+    owned = parse_owners(addresses)
+    found = [parse_address(local) for name, local in owned if name == interface]
+    if not found:
+        raise RoceError(
+            f"This node has no interface {interface!r} with an IPv4 address: it has "
+            f"{_listed(f'{local} on {name}' for name, local in owned)}, so correct the interface or configure it"
+        )
+    fixed = [address for address in found if not address.is_link_local] or found
+    if len(fixed) > 1:
+        raise RoceError(f"{interface} owns {_listed(fixed)}: name the address to use")
+    return fixed[0]
+
+
+def choose_interface(
+    address: ipaddress.IPv4Address,
+    addresses: str,
+    wanted: str | None,
+    has_gid: Callable[[str], bool] = lambda netdev: False,
+) -> str:
     """Return the netdev that owns the address.
 
     Args:
         address: The fabric address.
         addresses: Output of ``ip -j -4 addr show``.
         wanted: The netdev that the user named, or None.
+        has_gid: Whether a netdev has a GID of that address; asked where several own it.
 
     Raises:
         RoceError: No netdev owns the address, several do and none was named, or the named one does not.
     """
-    try:
-        owned = [
-            (link["ifname"], info["local"])
-            for link in json.loads(addresses)
-            for info in link.get("addr_info", [])
-            if "local" in info
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise RoceError(
-            f"'{' '.join(ADDRESS_COMMAND)}' printed no list of links: install iproute2 5.0 or newer"
-        ) from exc
+    owned = parse_owners(addresses)
     owners = [name for name, local in owned if local == str(address)]
     if not owners:
         raise RoceError(
@@ -242,9 +346,10 @@ def choose_interface(address: ipaddress.IPv4Address, addresses: str, wanted: str
             f"{_listed(f'{local} on {name}' for name, local in owned)}, so correct the address or configure it"
         )
     if wanted is None:
-        if len(owners) > 1:
+        fitting = owners if len(owners) == 1 else [name for name in owners if has_gid(name)]
+        if len(fitting) != 1:
             raise RoceError(f"{address} is owned by {_listed(owners)}: name the interface to use")
-        return owners[0]
+        return fitting[0]
     if wanted not in owners:
         raise RoceError(
             f"{address} is owned by {_listed(owners)}, not by {wanted}: correct the interface or leave it out"
@@ -297,9 +402,9 @@ class Sysfs:
         """Return every port of every HCA, by name and number."""
         found = []
         for path in self.infiniband.glob("*/ports/*"):
-            if path.name.isdecimal():
-                state = _read(path / "state")
-                found.append(Port(path.parent.parent.name, int(path.name), state is None or ": ACTIVE" in state))
+            if is_number(path.name):
+                layer = link_layer(_read(path / "link_layer"))
+                found.append(Port(path.parent.parent.name, int(path.name), is_active(_read(path / "state")), layer))
         if not found:
             raise RoceError(f"{self.infiniband} has no HCA: load the RDMA driver (mlx5_ib) or correct sysfs_root")
         return sorted(found)
@@ -321,6 +426,11 @@ class Sysfs:
             for name in names
         )
 
+    def has_gid(self, interface: str, address: ipaddress.IPv4Address) -> bool:
+        """Return whether a usable GID of the address names the netdev."""
+        tables = (self.table(port) for port in self.ports() if port.link_layer == "Ethernet")
+        return any(row.ndev == interface for table in tables for row in own_rows(table, address, interface))
+
     def ports_of(self, interface: str, ports: Sequence[Port]) -> list[Port]:
         """Return the ports behind a netdev: its own device's, else (VLAN, bond) those with a GID row of it."""
         devices = {path.name for path in (self.net / interface / "device" / "infiniband").glob("*")}
@@ -335,39 +445,78 @@ class Sysfs:
         raise RoceError(f"{interface} has no parent device and no GID row: use a member port or name the HCA")
 
 
+def usable_ports(selected: Sequence[Port]) -> tuple[list[Port], list[str]]:
+    """Return the ports that are Ethernet and ACTIVE, and a warning for each of the others; none is an error."""
+    ethernet = [port for port in selected if port.link_layer == "Ethernet"]
+    if not ethernet:
+        layers = _listed(f"{port.label}: {port.link_layer}" for port in selected)
+        raise RoceError(
+            f"No selected HCA port has the link layer Ethernet ({layers}), which RoCE needs: "
+            "select another or set its LINK_TYPE to ETH with mlxconfig"
+        )
+    active = [port for port in ethernet if port.active]
+    if not active:
+        raise RoceError(
+            f"No selected HCA port is ACTIVE ({_listed(port.label for port in ethernet)}): "
+            "check the cable and the selector on this node"
+        )
+    warnings = [
+        f"{port.label} has the link layer {port.link_layer} and is left out"
+        for port in selected
+        if port not in ethernet
+    ]
+    return active, warnings + [f"{port.label} is not ACTIVE and is left out" for port in ethernet if port not in active]
+
+
 def resolve(
-    *, address: str, hca: str | None, interface: str | None, sysfs: Sysfs, list_addresses: Callable[[], str]
+    *,
+    address: str | None,
+    hca: str | None,
+    interface: str | None,
+    sysfs: Sysfs,
+    list_addresses: Callable[[], str],
+    nccl_version: str | None = None,
 ) -> Resolution:
     """Find netdev, HCA ports and GID index for a fabric address.
 
     Args:
-        address: The node's IPv4 address on the fabric.
+        address: The node's IPv4 address on the fabric, or None for that of the interface.
         hca: An ``NCCL_IB_HCA`` selector, or None for the HCA behind the netdev.
         interface: The netdev, or None for the one that owns the address.
         sysfs: The kernel's view.
         list_addresses: Returns the output of ``ip -j -4 addr show``.
+        nccl_version: That of the NCCL that will use the answer. With 2.21 or newer, HCAs without a common index are
+            left to it; otherwise they are refused.
 
     Raises:
         RoceError: This node cannot serve on that address.
     """
-    wanted = parse_address(address)
-    netdev = choose_interface(wanted, list_addresses(), interface)
+    links = list_addresses()
+    if address is None and interface is None:
+        raise RoceError("Neither an address nor an interface is given: name one of them")
+    wanted = choose_address(links, interface or "") if address is None else parse_address(address)
+    netdev = choose_interface(wanted, links, interface, lambda name: sysfs.has_gid(name, wanted))
     ports = sysfs.ports()
     selected = sysfs.ports_of(netdev, ports) if hca is None else select_ports(parse_selector(hca), ports)
-    active = [port for port in selected if port.active]
-    if not active:
-        raise RoceError(
-            f"No selected HCA port is ACTIVE ({_listed(port.label for port in selected)}): "
-            "check the cable and the selector on this node"
-        )
+    active, warnings = usable_ports(selected)
     tables = {port: sysfs.table(port) for port in active}
-    warnings = [f"{port.label} is not ACTIVE and is left out" for port in selected if not port.active]
     if wanted.is_link_local:
         warnings.append(f"{wanted} is a link-local address and may change: give the fabric a static one")
     for port, table in tables.items():
         warnings += port_warnings(port, table)
-    index, notes = choose_index({port.label: table for port, table in tables.items()}, wanted, netdev)
-    return Resolution(index, exact_selector(active, ports), netdev, tables, warnings + notes)
+    index: int | None = None
+    try:
+        index, notes = choose_index({port.label: table for port, table in tables.items()}, wanted, netdev)
+    except NoCommonIndexError as exc:
+        if not nccl_chooses(nccl_version):
+            raise
+        notes = [f"NCCL {nccl_version} chooses an index for each HCA, for there is no common one ({exc.sets})"]
+    own = {port: [row.index for row in own_rows(table, wanted, netdev)] for port, table in tables.items()}
+    indexes = {
+        port: index if index is not None else min(own[port] or [row.index for row in table if row.usable])
+        for port, table in tables.items()
+    }
+    return Resolution(index, exact_selector(active, ports), netdev, wanted, tables, indexes, warnings + notes)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -388,10 +537,11 @@ def write_atomically(path: Path, text: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Write the environment file of this start, or leave none and return 1."""
     parser = argparse.ArgumentParser(description="Resolve the RoCE environment of this node for NCCL and Gloo.")
-    parser.add_argument("--address", required=True, help="IPv4 address of this node on the fabric")
+    parser.add_argument("--address", help="IPv4 address of this node on the fabric (default: that of the interface)")
     parser.add_argument("--hca", help="NCCL_IB_HCA selector (default: the HCA behind the interface)")
     parser.add_argument("--interface", help="netdev (default: the one that owns the address)")
     parser.add_argument("--sysfs-root", default="/sys")
+    parser.add_argument("--nccl-version", help="from 2.21 on, HCAs without a common GID index are left to NCCL")
     parser.add_argument("--output", required=True, type=Path, help="EnvironmentFile to write")
     options = parser.parse_args(arguments)
     try:
@@ -403,6 +553,7 @@ def main(arguments: Sequence[str]) -> int:
             interface=options.interface,
             sysfs=Sysfs(options.sysfs_root),
             list_addresses=_run_ip,
+            nccl_version=options.nccl_version,
         )
         write_atomically(options.output, render_env_file(found.env))
     except RoceError as exc:
@@ -413,13 +564,14 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     for warning in found.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"GID index {found.index} on {found.hca} ({found.interface}) for {options.address}")
+    index = "No GID index" if found.index is None else f"GID index {found.index}"
+    print(f"{index} on {found.hca} ({found.interface}) for {found.address}")
     return 0
 
 
 def _run_ip() -> str:
     try:
-        done = subprocess.run(ADDRESS_COMMAND, capture_output=True, text=True, check=False)
+        done = subprocess.run(ADDRESS_COMMAND, capture_output=True, encoding="utf-8", errors="replace", check=False)
     except FileNotFoundError as exc:
         raise RoceError("The command 'ip' is missing on this node: install iproute2") from exc
     if done.returncode:
@@ -435,6 +587,11 @@ def _read(path: Path) -> str | None:
         if exc.errno in EMPTY_SLOT_ERRNOS:
             return None
         raise RoceError(f"Cannot read {path}: {exc.strerror}") from exc
+
+
+def _described(row: Gid, wanted: ipaddress.IPv4Address) -> str:
+    owner = f" of {row.ndev}" if row.gid.ipv4_mapped == wanted else ""
+    return f"{row.gid.ipv4_mapped}{owner}"
 
 
 def _listed(items: Iterable[object]) -> str:

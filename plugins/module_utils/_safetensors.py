@@ -21,6 +21,8 @@ from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 LENGTH_BYTES = 8
 # The limit of the reference implementation, which refuses longer headers.
 MAX_HEADER_BYTES = 100_000_000
+# The reference implementation counts elements and bits in 64 bits.
+MAX_SIZE = 2**64
 # Bits of one element. Source: `Dtype` in safetensors/src/tensor.rs, release 0.8.0.
 DTYPE_BITS = {
     "F4": 4,
@@ -66,6 +68,8 @@ def tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
     bits = DTYPE_BITS[dtype]
     for dimension in shape:
         bits *= dimension
+        if bits >= MAX_SIZE:
+            raise Hy3Error(f"{dtype} {list(shape)} has more elements than the format can count")
     if bits % 8:
         raise Hy3Error(f"{bits} bits of {dtype} do not fill whole bytes")
     return bits // 8
@@ -79,10 +83,16 @@ def parse_header(raw: bytes) -> Header:
     if not raw.startswith(b"{"):
         raise Hy3Error(f"the header begins with {raw[:4]!r} instead of '{{'")
     try:
-        entries = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_duplicates)
+        text = raw.decode("utf-8")
+        entries = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
+        if "\\ud" in text.lower():
+            # Half of a pair, which is no character, and which Python alone accepts.
+            " ".join(entries).encode()
     except (ValueError, RecursionError) as error:
         raise Hy3Error(f"the header is no valid JSON ({error})") from error
-    metadata = entries.pop(METADATA_KEY, {})
+    metadata = entries.pop(METADATA_KEY, None)
+    if metadata is None:  # written as null by some
+        metadata = {}
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise Hy3Error(f"{METADATA_KEY} in the header must map names to strings")
     tensors = {name: _parse_tensor(name, entry) for name, entry in entries.items()}
@@ -147,6 +157,10 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def _parse_tensor(name: str, entry: Any) -> Tensor:
     if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
         raise Hy3Error(f"tensor {name} in the header lacks dtype, shape or data_offsets")
@@ -168,7 +182,7 @@ def _are_sizes(numbers: Any) -> bool:
 
 
 def _is_size(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < MAX_SIZE
 
 
 def _check_coverage(tensors: dict[str, Tensor]) -> None:

@@ -31,8 +31,9 @@ PROPERTIES = (
     "MemoryMax",
 )
 
-# Flags whose value is a key, for vLLM, SGLang and huggingface_hub. Not a pattern: --tokenizer is no secret.
-_SECRET_FLAGS = ("--api-key", "--admin-api-key", "--hf-token")
+# Flags whose value is a secret, for vLLM, SGLang, Ray and huggingface_hub: by the last word of their names, since
+# --tokenizer and --max-tokens are none, and --api-k, which argparse takes for --api-key.
+_SECRET_FLAG = re.compile(r"(?:.*-)?(?:api-k[ey]*|key|token|password|passwd|secret)", re.IGNORECASE)
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
 # Seconds: the slowest published first start of Hy3 takes 15 minutes.
 _BOOT_WINDOW = 3600
@@ -41,11 +42,15 @@ MASK = "********"
 
 
 class Process(t.TypedDict):
-    """One process of a unit; C(environment) holds only the variables that were asked for and are set, or is None."""
+    """One process of a unit; C(environment) holds only the variables that were asked for and are set, or is None.
+
+    C(started) is in Unix seconds, or None for a process that has ended meanwhile.
+    """
 
     pid: int
     title: str
     user: int
+    started: float | None
     environment: dict[str, str] | None
 
 
@@ -101,6 +106,16 @@ def refuse_secrets(names: t.Iterable[str]) -> None:
             )
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether a variable's name looks like that of a secret."""
+    return bool(_SECRET_NAME.search(name))
+
+
+def is_secret_flag(flag: str) -> bool:
+    """Whether an option's value is a secret, spelt with ``-`` or ``_`` and with or without dashes before it."""
+    return bool(_SECRET_FLAG.fullmatch(flag.lstrip("-").replace("_", "-")))
+
+
 def mask_argv(argv: t.Sequence[str]) -> list[str]:
     """The argument list with the values of key flags masked; everything else as it was given."""
     masked: list[str] = []
@@ -108,7 +123,7 @@ def mask_argv(argv: t.Sequence[str]) -> list[str]:
     for argument in argv:
         flag, separator, _value = argument.partition("=")
         if argument.startswith("-"):
-            secret = flag in _SECRET_FLAGS
+            secret = is_secret_flag(flag)
             masked.append(f"{flag}={MASK}" if secret and separator else argument)
         else:
             masked.append(MASK if secret else argument)
@@ -125,6 +140,21 @@ def innermost_unit(text: str) -> str:
     paths = [line.split(":", 2)[-1] for line in text.splitlines()]
     units = [part for path in paths for part in path.split("/") if part.endswith((".service", ".scope"))]
     return units[-1] if units else ""
+
+
+def boot_time(text: str) -> int:
+    """The boot in Unix seconds, by today's clock and rounded down, from C(/proc/stat); 0 if it does not say."""
+    match = re.search(r"^btime (\d+)$", text, re.MULTILINE)
+    return int(match[1]) if match else 0
+
+
+def ticks_since_boot(text: str) -> int | None:
+    """When a process started, in clock ticks after the boot, from C(/proc/PID/stat); None if it has ended.
+
+    Field 22 in proc_pid_stat(5). The second one is the program's name, which may hold spaces and parentheses.
+    """
+    fields = text.rpartition(")")[2].split()
+    return int(fields[19]) if len(fields) > 19 else None
 
 
 class Processes:
@@ -150,11 +180,20 @@ class Processes:
         None where the kernel has nothing to show: without permission, and for a process that has renamed itself
         (C(ray::RayWorkerProc), C(VLLM::Worker_TP0)), because the title is written over arguments and environment.
         """
+        variables = self.variables(pid)
+        return None if variables is None else {name: value for name, value in variables.items() if name in names}
+
+    def variables(self, pid: int) -> dict[str, str] | None:
+        """All variables that the process was started with; None as of :meth:`environment`. They may hold secrets."""
         raw = self._read(pid, "environ")
         if b"=" not in raw.split(b"\0", 1)[0]:
             return None
-        pairs = (os.fsdecode(part).partition("=") for part in raw.split(b"\0"))
-        return {name: value for name, _separator, value in pairs if name in names}
+        pairs = (os.fsdecode(part).partition("=") for part in raw.split(b"\0") if part)
+        return {name: value for name, _separator, value in pairs}
+
+    def in_user_manager(self, pid: int) -> bool:
+        """Whether the process runs below a user's own systemd, which ends with the user's last session."""
+        return bool(re.search(r"/user@\d+\.service(?:/|$)", self._read(pid, "cgroup").decode(), re.MULTILINE))
 
     def unit(self, pid: int) -> str:
         """The unit that the process runs in, or an empty text."""
@@ -164,6 +203,15 @@ class Processes:
         """The soft limit of locked memory in bytes; None if unlimited or if the process has ended."""
         soft, _hard = parse_limits(self._read(pid, "limits").decode()).get("Max locked memory", (None, None))
         return soft
+
+    def started(self, pid: int) -> float | None:
+        """When the process started, in Unix seconds and up to a second early; None if it has ended.
+
+        Counted from the boot, so it moves with a clock that is set: it says how old the process really is.
+        """
+        booted = boot_time((self._proc / "stat").read_text(encoding="ascii"))
+        ticks = ticks_since_boot(self._read(pid, "stat").decode(errors="replace"))
+        return booted + ticks / os.sysconf("SC_CLK_TCK") if booted and ticks is not None else None
 
     def of_unit(self, unit: str, names: t.Collection[str]) -> list[Process]:
         """All processes of the unit in the order of their ids, with the named variables."""
@@ -178,5 +226,6 @@ class Processes:
                 continue
             # A program that renames itself (VLLM::Worker_TP0) writes its title over the first argument.
             title = argv[0].strip() if argv else ""
-            found.append(Process(pid=pid, title=title, user=user, environment=self.environment(pid, names)))
+            started, environment = self.started(pid), self.environment(pid, names)
+            found.append(Process(pid=pid, title=title, user=user, started=started, environment=environment))
         return found

@@ -38,6 +38,12 @@ options:
     type: list
     elements: str
     default: []
+  find_engines:
+    description:
+      - Look for engine processes (vLLM, SGLang, Ray) of any owner, however they were started, and read what their logs
+        say. Secrets in their arguments and variables are masked.
+    type: bool
+    default: false
   api_url:
     description:
       - Base URL of the engine's API as the node reaches it, for example V(http://127.0.0.1:8000).
@@ -133,6 +139,13 @@ units:
       type: int
       returned: always
       sample: 1796063642
+    started:
+      description:
+        - Unix time in seconds at which the main process really started, counted from the node's boot and up to a second
+          early, or null.
+      type: float
+      returned: always
+      sample: 1796063641.27
     digest:
       description: C(HY3_DIGEST) that the main process was started with, or null.
       type: str
@@ -152,6 +165,21 @@ units:
         - Null for none, also where the unit does not run.
       type: int
       returned: always
+    memory_delegated:
+      description:
+        - Whether the unit has a control group of its own with the memory controller, of either version. Where it has
+          not, systemd accepts a limit and nothing enforces it.
+        - False where the unit does not run.
+      type: bool
+      returned: always
+    swap_limit:
+      description:
+        - How many bytes of the main process the kernel may swap out, or null where nothing limits it. V(0) on a node
+          without swap.
+        - Null also where the unit does not run.
+      type: int
+      returned: always
+      sample: 0
     memlock:
       description: Soft limit of locked memory of the main process in bytes, or null for unlimited.
       type: int
@@ -180,6 +208,11 @@ units:
           description: Numeric id of its user.
           type: int
           returned: always
+        started:
+          description: As RV(units.started), of this process.
+          type: float
+          returned: always
+          sample: 1796063702.91
         environment:
           description:
             - The variables of O(environment) that it was started with, by name.
@@ -281,6 +314,92 @@ failure:
       description: Whether an engine that logged this never comes up.
       type: bool
       returned: always
+engines:
+  description:
+    - Engine processes of any owner, or null without O(find_engines).
+    - What a process changed in itself after its start cannot be seen from outside. RV(engines[].changes) is what its
+      log says of that.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    pid:
+      description: Process id.
+      type: int
+      returned: always
+    kind:
+      description: What it is. V(driver) is the API server, V(ray_start) the command that keeps Ray up.
+      type: str
+      returned: always
+      choices: [driver, engine_core, worker, ray_start, raylet, gcs]
+    engine:
+      description: Whose process it is.
+      type: str
+      returned: always
+      choices: [vllm, sglang, ray]
+    user:
+      description: Numeric id of its user.
+      type: int
+      returned: always
+    unit:
+      description: The systemd unit that it runs in, or an empty text.
+      type: str
+      returned: always
+      sample: session-3.scope
+    user_unit:
+      description: Whether that belongs to a user's own systemd, which ends with the user's last session.
+      type: bool
+      returned: always
+    root:
+      description: Where its files are found; empty unless it runs in a container.
+      type: str
+      returned: always
+      sample: /proc/4242/root
+    venv:
+      description: Its virtual environment, below RV(engines[].root), or null.
+      type: str
+      returned: always
+      sample: /opt/hy3/venv
+    argv:
+      description: Its arguments with secrets masked; only the title of a process that has renamed itself.
+      type: list
+      elements: str
+      returned: always
+    arguments:
+      description:
+        - Options by name, without leading dashes, of V(driver), V(ray_start) and V(raylet); null for others.
+        - C(model) is also the first word without dashes.
+      type: dict
+      returned: always
+      sample: {model: /opt/hy3/models/Hy3-NVFP4, tensor-parallel-size: "2", enforce-eager: true}
+    environment:
+      description: Variables of engine, Ray and NCCL that it was started with, or null where they cannot be read.
+      type: dict
+      returned: always
+      sample: {NCCL_IB_GID_INDEX: "3", VLLM_API_KEY: "********"}
+    memlock:
+      description: Soft limit of locked memory in bytes, or null for unlimited.
+      type: int
+      returned: always
+    memory_limit:
+      description: The smallest memory limit in bytes on the way up its cgroups, or null for none.
+      type: int
+      returned: always
+    log:
+      description: The file or directory it logs to, V(journal), or null where that cannot be known.
+      type: str
+      returned: always
+      sample: /tmp/ray/session_latest/logs
+    changes:
+      description: Variables that its log says were overwritten, or null without a log that can be read.
+      type: list
+      elements: dict
+      returned: always
+      sample: [{variable: NCCL_IB_GID_INDEX, before: "6", after: "3", log: worker-1.out}]
+    failure:
+      description: As RV(failure), from the log of a V(driver); null for others.
+      type: dict
+      returned: always
 health:
   description: What the API answers, or null without O(api_url).
   returned: always
@@ -356,8 +475,19 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_failures import Failure, find_failure
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_log import Facts, clean_lines, read_facts
+from ansible_collections.sparks.hy3.plugins.module_utils._engine_processes import (
+    EngineProcesses,
+    changes_in,
+    log_files,
+    read_log,
+)
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
-from ansible_collections.sparks.hy3.plugins.module_utils._memory import memory_limit, parse_meminfo
+from ansible_collections.sparks.hy3.plugins.module_utils._memory import (
+    is_delegated,
+    memory_limit,
+    parse_meminfo,
+    swap_limit,
+)
 from ansible_collections.sparks.hy3.plugins.module_utils._metrics import Metrics, read_metrics
 from ansible_collections.sparks.hy3.plugins.module_utils._openai import Client, model_names
 from ansible_collections.sparks.hy3.plugins.module_utils._ray import (
@@ -409,21 +539,25 @@ class EngineStatus:
             "invocation_id": shown.get("InvocationID") or None,
             "n_restarts": number(shown.get("NRestarts", "")),
             "active_since": number(shown.get("ActiveEnterTimestamp", "")),
+            "started": processes.started(pid) if pid else None,
             "digest": started_with.get("HY3_DIGEST"),
             "memory_current": number(shown.get("MemoryCurrent", "")),
             "memory_max": number(shown.get("MemoryMax", "")),
-            "memory_limit": self.memory_limit(pid) if pid else None,
+            **self.limits(pid, name),
             "memlock": processes.memlock(pid) if pid else None,
             "argv": mask_argv(processes.argv(pid)) if pid else [],
             "processes": processes.of_unit(name, self.params["environment"]),
         }
 
     @staticmethod
-    def memory_limit(pid: int) -> int | None:
-        try:
-            return memory_limit(pid).limit
-        except ValueError:  # the process has ended since systemd named it
-            return None
+    def limits(pid: int | None, unit: str) -> dict[str, t.Any]:
+        if pid is not None:
+            try:
+                limit, swap = memory_limit(pid).limit, swap_limit(pid)
+                return {"memory_limit": limit, "memory_delegated": is_delegated(pid, unit), "swap_limit": swap}
+            except ValueError:  # the process has ended since systemd named it
+                pass
+        return {"memory_limit": None, "memory_delegated": False, "swap_limit": None}
 
     def log(self, shown: dict[str, str]) -> tuple[Facts | None, Failure | None]:
         invocation = shown.get("InvocationID")
@@ -437,6 +571,30 @@ class EngineStatus:
         if failure:
             facts["phase"] = "failed"
         return facts, failure
+
+    def engines(self) -> list[dict[str, t.Any]] | None:
+        if not self.params["find_engines"]:
+            return None
+        found = EngineProcesses().find()
+        read: dict[str, list[str]] = {}
+        for one in found:
+            place = one["invocation_id"] if one["log"] == "journal" else one["log"]
+            if place and place not in read:
+                read[place] = self._logs(place, journal=one["log"] == "journal")
+            texts = read.get(place or "", [])
+            one["changes"] = changes_in("\n".join(texts), log=one["log"]) if texts else None
+            lines = [line for text in texts for line in clean_lines(text)] if one["kind"] == "driver" else []
+            one["failure"] = find_failure(lines, stopped=False)
+            del one["invocation_id"]
+        return found
+
+    def _logs(self, place: str, *, journal: bool) -> list[str]:
+        if not journal:
+            return [text for path in log_files(Path(place)) if (text := read_log(path))]
+        try:
+            return [self._run(command) for command in journal_commands(place, started=None, now=0)]
+        except Hy3Error:
+            return []
 
     def api(self) -> tuple[dict[str, t.Any] | None, Metrics | None]:
         if not self.params["api_url"]:
@@ -485,6 +643,7 @@ class EngineStatus:
             "health": health,
             "metrics": metrics,
             "ray": self.ray(),
+            "engines": self.engines(),
             "memory": {"total": memory["MemTotal"], "available": memory["MemAvailable"]},
         }
 
@@ -495,6 +654,7 @@ def main() -> None:
             "units": {"type": "list", "elements": "str", "default": []},
             "log_unit": {"type": "str"},
             "environment": {"type": "list", "elements": "str", "default": []},
+            "find_engines": {"type": "bool", "default": False},
             "api_url": {"type": "str"},
             "api_key": {"type": "str", "no_log": True},
             "ray_python": {"type": "path"},

@@ -21,9 +21,10 @@ requirements:
   - The C(ip) command of iproute2.
 options:
   address:
-    description: IPv4 address of the node on the fabric, without a prefix length.
+    description:
+      - IPv4 address of the node on the fabric, without a prefix length.
+      - If left out, the one address of O(interface); an address in 169.254.0.0/16 is taken only if there is no other.
     type: str
-    required: true
   hca:
     description:
       - Which HCAs to use, in the syntax of E(NCCL_IB_HCA), for example V(=rocep1s0f1) or V(=rocep1s0f1,roceP2p1s0f1).
@@ -31,7 +32,15 @@ options:
       - If left out, the HCA behind O(interface) is used.
     type: str
   interface:
-    description: The network interface that owns O(address). Needed only if several do.
+    description:
+      - The network interface that owns O(address). Needed only if several do.
+      - Where a VLAN and its parent have one address, only the GID of this interface is taken.
+    type: str
+  nccl_version:
+    description:
+      - Version of the NCCL that will use the answer, for example V(2.28.9).
+      - With 2.21 or newer, HCAs that have no GID index in common leave RV(gid_index) empty, and NCCL chooses one for
+        each. Older, or left out, they are refused.
     type: str
   sysfs_root:
     description: Where the kernel's device tree is mounted.
@@ -46,18 +55,27 @@ EXAMPLES = r"""
     address: 192.168.100.1
   register: fabric
 
-- name: Use both HCAs of one cage
+- name: Use both HCAs of one cage, each with its own index if NCCL can
   sparks.hy3.roce_gid:
-    address: 192.168.100.1
+    interface: enp1s0f1np1
     hca: "=rocep1s0f1,roceP2p1s0f1"
+    nccl_version: 2.28.9
 """
 
 RETURN = r"""
 gid_index:
-  description: The GID index that serves all selected HCAs.
+  description:
+    - The GID index that serves all selected HCAs.
+    - Null if they have none in common and NCCL chooses; E(NCCL_IB_GID_INDEX) is then absent from RV(env) and must
+      not be set.
   returned: success
   type: int
   sample: 3
+address:
+  description: The fabric address, as given or taken from O(interface).
+  returned: success
+  type: str
+  sample: 192.168.100.1
 hca:
   description: The selected HCAs as an exact E(NCCL_IB_HCA) selector.
   returned: success
@@ -97,7 +115,7 @@ hcas:
       type: str
       sample: enp1s0f1np1
     index:
-      description: The GID index used on this port, the same as RV(gid_index).
+      description: The GID index used on this port, the same as RV(gid_index) unless that is null.
       type: int
       sample: 3
     usable:
@@ -176,21 +194,24 @@ def describe_port(port: Port, table: list[Gid], index: int) -> dict[str, t.Any]:
 def describe(found: Resolution) -> dict[str, t.Any]:
     return {
         "gid_index": found.index,
+        "address": str(found.address),
         "hca": found.hca,
         "interface": found.interface,
         "env": found.env,
-        "hcas": [describe_port(port, table, found.index) for port, table in found.tables.items()],
+        "hcas": [describe_port(port, table, found.indexes[port]) for port, table in found.tables.items()],
     }
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "address": {"type": "str", "required": True},
+            "address": {"type": "str"},
             "hca": {"type": "str"},
             "interface": {"type": "str"},
+            "nccl_version": {"type": "str"},
             "sysfs_root": {"type": "path", "default": "/sys"},
         },
+        required_one_of=[("address", "interface")],
         supports_check_mode=True,
     )
 
@@ -205,6 +226,7 @@ def main() -> None:
             interface=module.params["interface"],
             sysfs=Sysfs(module.params["sysfs_root"]),
             list_addresses=list_addresses,
+            nccl_version=module.params["nccl_version"],
         )
     except RoceError as exc:
         module.fail_json(msg=str(exc))

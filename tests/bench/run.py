@@ -1,93 +1,26 @@
 # Copyright (c) The sparks.hy3 contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures side by side with a named baseline from the same run: one line each, ``name value unit aim``.
+"""Figures side by side with a named baseline from the same run; ``BENCH=page_cache`` in the environment selects one.
 
 Nothing is asserted. The figures of the play need a lab that serves (`make demo`).
 """
 
 from __future__ import annotations
 
-import json
-import statistics
-import subprocess
-import tempfile
-import time
-import typing as t
-from pathlib import Path
+import importlib
+import os
+import sys
 
-from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint import inspect
-from ansible_collections.sparks.hy3.plugins.module_utils._safetensors import render_header
-from safetensors import safe_open
-
-SHARDS, TENSORS = 99, 1862  # per shard; Hy3 in NVFP4 has about 184,000 tensors in 99 shards
-ROUNDS = 3
-
-
-def show(name: str, value: float, unit: str, aim: str) -> None:
-    print(f"{name:<58} {value:9.3f} {unit:<6} {aim}", flush=True)
-
-
-def median_seconds(work: t.Callable[[], object]) -> float:
-    """Median wall time of a few rounds, after one that warms the caches."""
-    work()
-    taken = []
-    for _round in range(ROUNDS):
-        began = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
-
-
-def make_checkpoint(directory: Path) -> None:
-    """Shards with as many tensors as the real ones, of one byte each."""
-    weight_map = {}
-    for shard in range(SHARDS):
-        name = f"model-{shard + 1:05d}-of-{SHARDS:05d}.safetensors"
-        tensors = {f"model.layers.{shard}.mlp.experts.{number}.weight": ("U8", (1,)) for number in range(TENSORS)}
-        (directory / name).write_bytes(render_header(tensors, {}) + bytes(TENSORS))
-        weight_map |= dict.fromkeys(tensors, name)
-    index = {"metadata": {"total_size": SHARDS * TENSORS}, "weight_map": weight_map}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    (directory / "config.json").write_text('{"num_hidden_layers": 1}')
-
-
-def read_with_library(directory: Path) -> int:
-    """What the safetensors library offers for the same question: every tensor's name and shape."""
-    count = 0
-    for path in sorted(directory.glob("*.safetensors")):
-        with safe_open(path, "np") as shard:
-            count += sum(bool(shard.get_slice(name).get_shape()) for name in shard.keys())  # noqa: SIM118
-    return count
-
-
-def bench_checkpoint() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        make_checkpoint(directory)
-        assert not inspect(directory, level="header").problems
-        assert read_with_library(directory) == SHARDS * TENSORS
-        ours = median_seconds(lambda: inspect(directory, level="header"))
-        library = median_seconds(lambda: read_with_library(directory))
-    show("checkpoint_info, 99 shards, headers", ours, "s", "aim 5")
-    show("checkpoint_info / safetensors names and shapes", ours / library, "ratio", "-")
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, cwd=Path(__file__).parents[2])
-
-
-def bench_play() -> None:
-    inventory = ("-i", "inventories/lab")
-    play = median_seconds(lambda: run("ansible-playbook", "playbooks/serve-hy3.yml", *inventory))
-    ping = median_seconds(lambda: run("ansible", "sparks", *inventory, "-m", "ansible.builtin.ping"))
-    show("serve-hy3 on a healthy cluster", play, "s", "aim 45")
-    show("serve-hy3 on a healthy cluster / ansible -m ping", play / ping, "ratio", "-")
+BENCHES = ("checkpoint", "pad", "page_cache", "play", "verify")
 
 
 def main() -> None:
-    bench_checkpoint()
-    bench_play()
+    wanted = os.environ.get("BENCH", "")
+    if wanted and wanted not in BENCHES:
+        sys.exit(f"BENCH is {wanted!r}: take one of {', '.join(BENCHES)}, or leave it out for all")
+    for name in (wanted,) if wanted else BENCHES:
+        importlib.import_module(f"ansible_collections.sparks.hy3.tests.bench.{name}").bench()
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def of_node(first: str, second: str) -> str:
 VARIABLES: dict[str, tuple[dict[str, object], str]] = {
     "unknown profile": (
         {"hy3_profile": "nope"},
-        "hy3_profile is 'nope', which is no profile; choose one of libertai_nvfp4_tp2, tiny_lab.",
+        "hy3_profile is 'nope', which is no profile; choose one of libertai_nvfp4_tp2, tiny_lab, tiny_lab_tp1.",
     ),
     "misspelt variable": (
         {"hy3_api_prot": 8001},
@@ -77,7 +77,7 @@ VARIABLES: dict[str, tuple[dict[str, object], str]] = {
     ),
     "unknown rule": (
         {"hy3_allow": ["cap-not-enforce", "memlock-limited"]},
-        "hy3_allow has 'cap-not-enforce', and it knows cap-not-enforced, memlock-limited only; write cap-not-enforced.",
+        "hy3_allow has 'cap-not-enforce', which it does not know; write cap-not-enforced.",
     ),
     "unknown head": (
         {"hy3_head": "spark-3"},
@@ -136,11 +136,12 @@ def test_variables(variables: dict[str, object], sentence: str) -> None:
     refuse_variables(sentence, **variables)
 
 
+@pytest.mark.parametrize("options", [[], ["--limit", "spark-1"]], ids=["whole", "limited"])
 @pytest.mark.parametrize("playbook", ["serve-hy3", "status-hy3", "stop-hy3"])
-def test_inventory_without_sparks(playbook: str, tmp_path: Path) -> None:
+def test_inventory_without_sparks(playbook: str, options: list[str], tmp_path: Path) -> None:
     (tmp_path / "hosts.yml").write_text(json.dumps({"spark": {"hosts": {"spark-1": {"ansible_host": "198.18.10.1"}}}}))
     sentence = "The inventory has no host in a group 'sparks' (its groups are spark), and only that group is served;"
-    refuse(["ansible-playbook", f"playbooks/{playbook}.yml", "-i", str(tmp_path)], sentence)
+    refuse(["ansible-playbook", f"playbooks/{playbook}.yml", "-i", str(tmp_path), *options], sentence)
 
 
 # What is done to a copy of the checkpoint on the head.
@@ -159,15 +160,15 @@ CHECKPOINTS: dict[str, tuple[str, str]] = {
     ),
     "odd KV heads": (
         "sed -Ei 's/(\"num_key_value_heads\": )[0-9]+/\\13/' config.json",
-        "spark-1: tensor-parallel-size is 2, which does not divide the model's 3 KV heads;",
+        "spark-1: num_key_value_heads is 3 at tensor-parallel-size 2, and KV heads are split evenly, or copied evenly",
     ),
     "odd heads": (
         "sed -Ei 's/(\"num_attention_heads\": )[0-9]+/\\17/' config.json",
-        "spark-1: tensor-parallel-size is 2, which does not divide the model's 7 attention heads;",
+        "spark-1: num_attention_heads is 7 at tensor-parallel-size 2, and each rank takes the same number of heads;",
     ),
     "no MTP layer": (
         "sed -Ei 's/(\"num_hidden_layers\": )[0-9]+/\\17/' config.json",
-        f"spark-1: speculative-config asks for MTP and {MODELS}/bad has no tensors for model.layers.7, so it cannot",
+        "spark-1: MTP is on and the checkpoint has no tensors for model.layers.7, and some conversions lose that layer",
     ),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import typing as t
+from pathlib import Path
 
 import pytest
 from ansible_collections.sparks.hy3.tests.integration.lab import NODES, ROOT, changed_nothing, command_of, on, play
@@ -66,6 +67,14 @@ def test_status_while_it_serves(served: None) -> None:
     assert "-> Paris." in output
     assert "Ray      198.18.20.1, 198.18.20.2 with 2 GPUs" in output
     assert changed_nothing(output)
+
+
+def test_status_of_a_node_that_is_not_there(served: None, tmp_path: Path) -> None:
+    gone = {"ansible_host": "198.18.10.77", "ansible_timeout": 3}
+    (tmp_path / "gone.yml").write_text(json.dumps({"sparks": {"hosts": {"spark-2": gone}}}))
+    output = play("status-hy3", "-i", str(tmp_path / "gone.yml"), "-e", "hy3_cluster=lab")
+    assert "-> Paris." in output
+    assert "spark-2  198.18.20.2  cannot be reached over SSH" in output
 
 
 def newest_report() -> dict[str, t.Any]:

@@ -65,10 +65,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> t.Iterator[Served]:
     variables = ("-e", json.dumps(settings))
     play("stop-hy3")
     for node in NODES:
-        on(node, "mkdir -p /etc/hy3; rm -f /etc/hy3/ray_token")
+        on(node, "mkdir -p /etc/hy3; rm -f /etc/hy3/ray_token_lab")
     # Not by a command line: sudo logs those.
     token = private(directory / "token", TOKEN)
-    module("spark-1", "copy", f"src={token} dest=/etc/hy3/ray_token owner=hy3 mode=0600")
+    module("spark-1", "copy", f"src={token} dest=/etc/hy3/ray_token_lab owner=hy3 mode=0600")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ANSIBLE_CACHE_PLUGIN", "jsonfile")
         patch.setenv("ANSIBLE_CACHE_PLUGIN_CONNECTION", str(facts))
@@ -77,7 +77,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> t.Iterator[Served]:
         output += module("sparks", "setup", "gather_subset=all")
     yield Served(variables, output, facts, reports)
     for node in NODES:
-        on(node, "rm -f /etc/hy3/ray_token")
+        on(node, "rm -f /etc/hy3/ray_token_lab")
     play("serve-hy3")
 
 
@@ -121,10 +121,10 @@ def test_not_in_a_view_of_a_node(served: Served, node: str, view: str) -> None:
 
 @pytest.mark.parametrize(("node", "count"), [("spark-1", 2), ("spark-2", 1)])
 def test_where_the_secrets_are(served: Served, node: str, count: int) -> None:
-    assert on(node, "stat -c '%a %U %n' /etc/hy3/ray_token").split() == ["600", "hy3", "/etc/hy3/ray_token"]
-    assert on(node, "cat /etc/hy3/ray_token") == TOKEN
+    assert on(node, "stat -c '%a %U %n' /etc/hy3/ray_token_lab").split() == ["600", "hy3", "/etc/hy3/ray_token_lab"]
+    assert on(node, "cat /etc/hy3/ray_token_lab") == TOKEN
     names = on(node, "ls /etc/hy3").split()
-    assert len({"ray_token", "api_key.env"} & set(names)) == count
+    assert len({"ray_token_lab", "api_key.env"} & set(names)) == count
     if "api_key.env" in names:
         assert on(node, "stat -c '%a %U' /etc/hy3/api_key.env").split() == ["600", "root"]
 
@@ -197,7 +197,7 @@ def listening(node: str) -> set[int]:
     """The ports on which the engine's user listens on all addresses or on the fabric's."""
     found = set()
     for line in on(node, "ss -Hltne | grep -w uid:$(id -u hy3)").splitlines():
-        address, _, port = line.split()[3].rpartition(":")
+        address, _colon, port = line.split()[3].rpartition(":")
         if address.strip("[]").removeprefix("::ffff:") in ("0.0.0.0", "*", "::", FABRIC[node]):
             found.add(int(port))
     return found
@@ -264,7 +264,7 @@ MEMBERS = (
 
 @pytest.mark.parametrize(
     ("mode", "file", "joins"),
-    [("token", "/etc/hy3/ray_token", True), ("token", "/run/join-token", False), ("disabled", "", False)],
+    [("token", "/etc/hy3/ray_token_lab", True), ("token", "/run/join-token", False), ("disabled", "", False)],
     ids=["the cluster's token", "another token", "no token"],
 )
 def test_who_may_join(served: Served, mode: str, file: str, joins: bool) -> None:

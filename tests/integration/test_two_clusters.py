@@ -45,7 +45,8 @@ def serve(inventory: Path) -> str:
 
 
 def answer(node: str) -> str:
-    body = json.dumps({"model": "hy3-tiny", "messages": [{"role": "user", "content": "capital of France? one word"}]})
+    messages = [{"role": "user", "content": "capital of France? one word"}]
+    body = json.dumps({"model": "hy3-tiny", "temperature": 0, "messages": messages})
     url = "http://127.0.0.1:8000/v1/chat/completions"
     answer = json.loads(on(node, f"curl -s {url} -H 'Content-Type: application/json' -d '{body}'"))
     return str(answer["choices"][0]["message"]["content"])
@@ -65,7 +66,7 @@ def test_two_clusters_at_once(inventories: dict[str, Path]) -> None:
 
 
 def test_nothing_is_shared(inventories: dict[str, Path]) -> None:
-    tokens = {on(node, "sha256sum /etc/hy3/ray_token").split()[0] for node in CLUSTERS.values()}
+    tokens = {on(node, f"sha256sum /etc/hy3/ray_token_{cluster}").split()[0] for cluster, node in CLUSTERS.items()}
     assert len(tokens) == 2
     for cluster, node in CLUSTERS.items():
         assert f"hy3_{cluster}" in on(node, "nft list tables")

@@ -62,7 +62,7 @@ def test_units_run_as_the_user_in_the_slice(host: t.Any, name: str) -> None:
 
 
 def test_strangers_stay_outside(host: t.Any, name: str) -> None:
-    token = host.file("/etc/hy3/ray_token")
+    token = host.file("/etc/hy3/ray_token_lab")
     assert (token.user, token.mode, token.size) == ("hy3", 0o600, 64)
     table = host.check_output("nft list table inet hy3_lab")
     peer = next(address for node, (address, _index) in FABRIC.items() if node != name)

@@ -9,36 +9,55 @@ to know the syntax of the engine's files and where its packages are. Its last ar
 arguments of ``run()``; it prints the result, or ``{"error": "one sentence"}``, as the last line of its output.
 
 States: ``absent`` (no such file or class), ``upstream_fixed`` (repaired, and not by us), ``defect``, ``applied``
-(ours), ``partial`` (half repaired by hand) and ``unrecognised``. The last two refuse.
+(ours), ``partial`` (half repaired by someone) and ``unrecognised``. The last two refuse, unless the patch can add the
+other half.
 """
 # pylint: disable=ansible-bad-function  # the engine's interpreter runs this as a program, without Ansible
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import json
 import re
 import sys
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
-from ansible_collections.sparks.hy3.plugins.module_utils._patch import _vllm
+from ansible_collections.sparks.hy3.plugins.module_utils._patch import _sglang, _vllm
 from ansible_collections.sparks.hy3.plugins.module_utils._patch._edit import Finding, Patch, Source, alias_of
+from ansible_collections.sparks.hy3.plugins.module_utils._patch._needs import (
+    SUFFIX_KEY,
+    TOKENIZER_CONFIG,
+    Checkpoint,
+    Need,
+    needed_by,
+    problems,
+    read_checkpoint,
+    with_suffix,
+)
 from ansible_collections.sparks.hy3.plugins.module_utils._patch._store import (
     Package,
     Record,
     Seen,
     find_package,
     find_version,
+    replace_file,
     sha256,
 )
 
 Goal = Literal["present", "absent", "reported"]
 
-CATALOGUE: dict[str, Patch] = {patch.id: patch for patch in _vllm.PATCHES}
+# By id, each with one entry for every file that it changes.
+CATALOGUE: dict[str, tuple[Patch, ...]] = {
+    name: tuple(patch for patch in (*_vllm.PATCHES, *_sglang.PATCHES) if patch.id == name)
+    for name in sorted({patch.id for patch in (*_vllm.PATCHES, *_sglang.PATCHES)})
+}
 
 # -I keeps the caller's directory and PYTHON* variables out, -B keeps bytecode out of this collection's directory. The
 # path added is the directory, or under Ansible the zip archive, that holds ansible_collections.
@@ -108,24 +127,24 @@ def build(original: bytes, patches: list[Patch]) -> bytes:
     return content
 
 
-def plan(seen: Seen, patches: list[Patch], goal: Goal) -> Plan:
-    """Decide about one file. For ``reported`` the plan is that of ``present``."""
+def plan(seen: Seen, patches: list[Patch], goal: Goal, known: list[Patch]) -> Plan:
+    """Decide about one file, of which ``known`` are all patches. For ``reported`` the plan is that of ``present``."""
     before = survey(seen, patches)
     if goal == "absent":
         wanted = set(seen.ours) - before.keys()
     else:
-        wanted = {*seen.ours, *(name for name, finding in before.items() if finding.state == "defect")}
+        wanted = {*seen.ours, *(name for name, finding in before.items() if finding.state == "defect" or finding.rest)}
     if seen.content is None or wanted == set(seen.ours):
         # A record whose original stands in the file is what a killed run left.
         stale = seen.record is not None and seen.record.original == seen.content
         return Plan(seen, before, seen.content, None if stale else seen.record, before)
     original = seen.record.original if seen.record and seen.ours else seen.content
-    if wanted - CATALOGUE.keys():
+    chosen = [patch for patch in known if patch.id in wanted]
+    if unknown := wanted - {patch.id for patch in chosen}:
         raise Hy3Error(
-            f"{seen.file} carries patch {', '.join(sorted(wanted - CATALOGUE.keys()))}, which this version of the "
+            f"{seen.file} carries patch {', '.join(sorted(unknown))}, which this version of the "
             "collection does not know: use the version that made it, or reinstall the engine."
         )
-    chosen = [patch for name, patch in CATALOGUE.items() if name in wanted]
     content = build(original, chosen)
     record = None
     if chosen:
@@ -134,17 +153,24 @@ def plan(seen: Seen, patches: list[Patch], goal: Goal) -> Plan:
     return Plan(seen, before, content, record, survey(Seen(seen.file, content, record), patches))
 
 
-def refuse(plans: list[Plan], package: Package, goal: Goal) -> None:
+def refuse(plans: list[Plan], package: Package, goal: Goal, needs: Mapping[str, Need]) -> None:
     """Raise Hy3Error for the first file that ``goal`` must not touch."""
     for item in plans:
         path = package.path(item.seen.file)
-        for name, (state, why) in item.before.items():
-            if goal == "present" and state == "partial":
+        if item.changed and path.is_symlink():
+            raise Hy3Error(
+                f"{path} is a symbolic link to {path.resolve()}, which others may use: install {package.name} with "
+                "copies of its files (uv: --link-mode=copy); nothing was written."
+            )
+        for name, finding in item.before.items():
+            state, why, _rest = finding
+            blocks = goal == "present" and _blocks(name, finding, needs)
+            if blocks and state == "partial":
                 raise Hy3Error(
                     f"{path} carries half of patch {name} ({why}): finish that edit by hand or reinstall "
                     f"{package.name}; nothing was written."
                 )
-            if goal == "present" and state == "unrecognised":
+            if blocks and state == "unrecognised":
                 raise Hy3Error(
                     f"{path} does not have the code that patch {name} knows ({why}): leave {name} out if the "
                     f"checkpoint does not need it, or install a release of {package.name} that it knows; "
@@ -157,69 +183,173 @@ def refuse(plans: list[Plan], package: Package, goal: Goal) -> None:
                 )
 
 
+def _blocks(name: str, finding: Finding, needs: Mapping[str, Need]) -> bool:
+    """Whether patch ``name`` cannot be put in place and must be, as each must whose need nobody looked up."""
+    unclear = finding.state in ("partial", "unrecognised") and not finding.rest
+    return unclear and (name not in needs or needs[name].needed_by == "needed")
+
+
+def choose(engine: str, asked: list[str] | None, goal: Goal, needs: Mapping[str, Need]) -> list[str]:
+    """The ids to work on: those asked for and, to be present, those needed; without ``asked`` otherwise all of them.
+
+    Raises Hy3Error for a patch of another engine, and for one that ``needs`` calls harmful, if it is to be present.
+    """
+    known = [name for name, (patch, *_twins) in CATALOGUE.items() if patch.engine == engine]
+    if foreign := [name for name in asked or [] if name not in known]:
+        raise Hy3Error(f"{engine} has no patch {foreign[0]}: it has {', '.join(known)}.")
+    if asked is None and goal != "present":
+        return known
+    chosen = list(dict.fromkeys(asked or []))
+    if goal == "present":
+        for name in chosen:
+            if name in needs and needs[name].needed_by == "harmful":
+                raise Hy3Error(
+                    f"Patch {name} would break this checkpoint ({needs[name].why}): take {name} out of the patches "
+                    "asked for; nothing was written."
+                )
+        chosen += [name for name, need in needs.items() if need.needed_by == "needed" and name not in chosen]
+    return chosen
+
+
 def run(
-    *, engine: str, patches: list[str], state: Goal, check_mode: bool = False, package_path: str | None = None
+    *,
+    engine: str,
+    patches: list[str] | None,
+    state: Goal,
+    check_mode: bool = False,
+    package_path: str | None = None,
+    checkpoint: str | None = None,
+    tensor_parallel_size: int = 1,
+    repair_token_suffix: bool = False,
 ) -> dict[str, Any]:
     """Bring ``patches`` (ids) of ``engine`` to ``state`` and return what RETURN of module engine_patch describes.
 
     Without ``package_path`` it is the package that the running interpreter would import. All files or none: every
-    refusal (Hy3Error) comes before the first write, and the next run completes one that was killed between two files.
+    refusal (Hy3Error) comes before the first write, a failed write (OSError) takes the ones before it back, and the
+    next run completes one that was killed between two files.
     """
     directory = Path(package_path) if package_path else find_package(engine)
     if directory.name != engine or not (directory / "__init__.py").is_file():
         raise Hy3Error(
             f"{directory} is not the directory of a package {engine}: give the one that holds its __init__.py."
         )
+    if tensor_parallel_size < 1:
+        raise Hy3Error(f"tensor_parallel_size is {tensor_parallel_size}: give the number of ranks, 1 or more.")
+    read = read_checkpoint(Path(checkpoint)) if checkpoint else None
+    ours = [patch for twins in CATALOGUE.values() for patch in twins if patch.engine == engine]
+    needs = {patch.id: needed_by(read, patch.id, ranks=tensor_parallel_size) for patch in ours} if read else {}
+    chosen = choose(engine, patches, state, needs)
     package = Package(directory)
-    groups: dict[str, list[Patch]] = {}
-    for name in dict.fromkeys(patches):
-        groups.setdefault(package.resolve(CATALOGUE[name].file), []).append(CATALOGUE[name])
-    plans = [plan(package.see(file), group, state) for file, group in groups.items()]
-    refuse(plans, package, state)
-    if state != "reported" and not check_mode:
-        for item in plans:
-            carry_out(item, package)
+    places = {patch.file: package.resolve(patch.file) for patch in ours}
+    wanted = [patch for name in chosen for patch in CATALOGUE[name]]
+    plans = [
+        plan(
+            package.see(file),
+            [patch for patch in wanted if places[patch.file] == file],
+            state,
+            [patch for patch in ours if places[patch.file] == file],
+        )
+        for file in dict.fromkeys(places[patch.file] for patch in wanted)
+    ]
+    key = (
+        missing_key(read, Path(checkpoint))
+        if read and checkpoint and repair_token_suffix and engine == "vllm"
+        else None
+    )
+    if state != "reported":
+        refuse(plans, package, state, needs)
+        if not check_mode:
+            carry_out(plans, package)
+            if key and state == "present":
+                replace_file(key.path, key.new.encode(), like=key.path, room=key.path.parent)
+    answer = report(plans, package, state, needs, check_mode=check_mode)
+    unsolved = problems(read, engine) if read else []
+    if key and state == "present":
+        answer |= {"changed": True, "diff": [*answer["diff"], key.diff()]}
+        unsolved = [problem for problem in unsolved if TOKENIZER_CONFIG not in problem]
     return {
         "package_path": str(directory),
-        "engine_version": find_version(engine, [str(directory.parent)] if package_path else sys.path),
-        **report(plans, package, state),
+        "engine_version": find_version(engine, [str(directory.parent), *([] if package_path else sys.path)]),
+        "checkpoint_problems": unsolved,
+        **answer,
     }
 
 
-def carry_out(item: Plan, package: Package) -> None:
-    """Do what the plan says."""
-    if item.changed and item.content is not None:
-        package.write(item.seen.file, item.content, item.record)
-    elif item.record is None:
-        package.forget(item.seen.file)
+class MissingKey(NamedTuple):
+    """A tokenizer_config.json without the right key, and the text that it is to have."""
+
+    path: Path
+    old: str
+    new: str
+
+    def diff(self) -> dict[str, str]:
+        """As Ansible shows it."""
+        return _diff(str(self.path), self.old, self.new)
 
 
-def report(plans: list[Plan], package: Package, goal: Goal) -> dict[str, Any]:
+def missing_key(read: Checkpoint, directory: Path) -> MissingKey | None:
+    """What to do about the key that vLLM 0.25 and newer look for; None if the checkpoint is right."""
+    path = directory / TOKENIZER_CONFIG
+    if not read.suffix or read.tokenizer_config.get(SUFFIX_KEY) == read.suffix or not path.is_file():
+        return None
+    old = path.read_bytes().decode()
+    return MissingKey(path, old, with_suffix(old, read.suffix))
+
+
+def carry_out(plans: list[Plan], package: Package) -> None:
+    """Do what the plans say; where one cannot be done (OSError), undo those before it."""
+    done: list[Plan] = []
+    try:
+        for item in plans:
+            done.append(item)
+            if item.changed and item.content is not None:
+                package.write(item.seen.file, item.content, item.record)
+            elif item.record is None:
+                package.forget(item.seen.file)
+    except OSError:
+        for item in done:
+            if item.changed and item.seen.content is not None:
+                with contextlib.suppress(OSError):  # the next run repairs what this one cannot
+                    package.write(item.seen.file, item.seen.content, item.seen.record)
+        raise
+
+
+def report(
+    plans: list[Plan], package: Package, goal: Goal, needs: Mapping[str, Need], *, check_mode: bool
+) -> dict[str, Any]:
     """The return values about files; for ``reported``, the hashes and states are those found."""
     entries, diffs, texts, now = [], [], [], {}
-    refused = any(finding.state in ("partial", "unrecognised") for item in plans for finding in item.before.values())
+    refused = any(_blocks(name, finding, needs) for item in plans for name, finding in item.before.items())
     for item in plans:
         file, found = item.seen.file, item.seen.content
         content, after = (found, item.before) if goal == "reported" else (item.content, item.after)
         now[file] = _hash(content)
+        # A process that runs today would have started before the write that check mode leaves out.
+        foreseen = check_mode and goal != "reported" and item.changed
+        written = time.time() if foreseen else package.written(file, now=time.time())
         for name, finding in item.before.items():
+            need = needs.get(name)
             entries.append(
                 {
                     "id": name,
-                    "title": CATALOGUE[name].title,
-                    "harm": CATALOGUE[name].harm,
+                    "title": CATALOGUE[name][0].title,
+                    "harm": CATALOGUE[name][0].harm,
+                    "source": CATALOGUE[name][0].source,
+                    "needed_by": need.needed_by if need else None,
+                    "needed_why": need.why if need else None,
                     "file": file,
                     "state_before": finding.state,
                     "state": after[name].state,
                     "reason": after[name].why,
                     "sha256_before": _hash(found),
                     "sha256": now[file],
+                    "written": written,
                 }
             )
         if item.changed and not refused and found is not None and item.content is not None:
             old, new = Source(found).text, Source(item.content).text
             path = str(package.path(file))
-            diffs.append({"before": old, "after": new, "before_header": path, "after_header": path})
+            diffs.append(_diff(path, old, new))
             texts.append(unified_diff(file, old, new))
     return {
         "changed": goal != "reported" and bool(diffs),
@@ -228,6 +358,10 @@ def report(plans: list[Plan], package: Package, goal: Goal) -> dict[str, Any]:
         "diff": [] if goal == "reported" else diffs,
         "unified_diff": "".join(texts),
     }
+
+
+def _diff(path: str, old: str, new: str) -> dict[str, str]:
+    return {"before": old, "after": new, "before_header": path, "after_header": path}
 
 
 def _hash(content: bytes | None) -> str | None:

@@ -12,7 +12,10 @@ import re
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import wraps
+from typing import Literal, NamedTuple, ParamSpec
+
+P = ParamSpec("P")
 
 State = Literal["absent", "upstream_fixed", "defect", "applied", "partial", "unrecognised"]
 
@@ -21,10 +24,14 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 class Finding(NamedTuple):
-    """The state of one patch in one file; ``why`` is a clause for a person and may be empty."""
+    """The state of one patch in one file; ``why`` is a clause for a person and may be empty.
+
+    ``rest`` says of a ``partial`` one that the patch's edits add what is missing.
+    """
 
     state: State
     why: str = ""
+    rest: bool = False
 
 
 class Edit(NamedTuple):
@@ -61,6 +68,23 @@ class Source:
         lead = self._utf8[self._line_starts[node.lineno - 1] : start]
         return Edit(start, start, text + ("\n" + lead.decode() if lead.isspace() else " "))
 
+    def prepend(self, node: ast.expr, text: str) -> Edit:
+        """Put ``text`` directly before an expression."""
+        return Edit(self.start(node), self.start(node), text)
+
+    def replace(self, node: ast.expr, text: str) -> Edit:
+        """Put ``text`` in place of an expression."""
+        if node.end_lineno is None or node.end_col_offset is None:
+            raise AssertionError("the parser sets them always")
+        return Edit(self.start(node), self._line_starts[node.end_lineno - 1] + node.end_col_offset, text)
+
+    def insert_statements(self, node: ast.stmt, statements: Iterable[str]) -> Edit:
+        """Put simple statements before statement ``node``, each on a line of its own where ``node`` begins its line."""
+        start = self.start(node)
+        lead = self._utf8[self._line_starts[node.lineno - 1] : start]
+        own_line = not lead.strip()
+        return Edit(start, start, "".join(s + ("\n" + lead.decode() if own_line else "; ") for s in statements))
+
     def edited(self, edits: Iterable[Edit]) -> bytes:
         """The file's new bytes."""
         content = self._utf8
@@ -73,10 +97,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Patch:
-    """One entry of the catalogue.
+    """One entry of the catalogue in one file; a patch of two files has two, under the same id.
 
     ``inspect`` decides by the syntax tree alone; it says ``applied`` only for the exact form that ``edits`` makes.
-    ``edits`` is called for a tree in state ``defect`` and returns edits that do not overlap.
+    ``edits`` is called for a tree in state ``defect``, or ``partial`` with ``rest``, and returns edits that do not
+    overlap.
     """
 
     id: str
@@ -113,6 +138,45 @@ def calls(tree: ast.AST, name: str) -> list[ast.Call]:
 def keyword(call: ast.Call, name: str) -> ast.keyword | None:
     """The keyword argument ``name`` of ``call``."""
     return next((item for item in call.keywords if item.arg == name), None)
+
+
+def strings(tree: ast.AST) -> list[str]:
+    """Every string in ``tree`` that is part of an expression, so no docstrings."""
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said
+    ]
+
+
+class UnknownCodeError(Exception):
+    """The code is not what a patch knows; the message is a clause for a person."""
+
+
+def deciding(inspect: Callable[P, Finding]) -> Callable[P, Finding]:
+    """Make an inspection that may raise UnknownCodeError say ``unrecognised`` then."""
+
+    @wraps(inspect)
+    def decide(*args: P.args, **kwargs: P.kwargs) -> Finding:
+        try:
+            return inspect(*args, **kwargs)
+        except UnknownCodeError as exc:
+            return Finding("unrecognised", str(exc))
+
+    return decide
+
+
+def each_once(wanted: dict[str, int]) -> None:
+    """UnknownCodeError unless everything in ``wanted`` (what it is to how often it was found) is there once."""
+    if any(number != 1 for number in wanted.values()):
+        counts = ", ".join(f"{number} x {what}" for what, number in wanted.items())
+        raise UnknownCodeError(f"expected each once, found {counts}")
+
+
+def same(node: ast.expr | ast.stmt, text: str) -> bool:
+    """Whether ``node`` is what the source ``text`` says, whatever its layout."""
+    return ast.unparse(node) == ast.unparse(ast.parse(text))
 
 
 def unpacks(call: ast.Call) -> bool:

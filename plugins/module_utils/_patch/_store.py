@@ -10,10 +10,12 @@ import base64
 import binascii
 import contextlib
 import hashlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
 import os
+import site
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -117,6 +119,18 @@ class Package:
             ) from exc
         return Seen(file, self._read(self.path(file)), record)
 
+    def written(self, file: str, *, now: float) -> float | None:
+        """When the content of ``file`` can last have changed, in Unix seconds; None if that is not known.
+
+        The kernel's own time of change (ctime), because an installer or ``cp -p`` sets the time of modification to
+        what it likes. One after ``now`` was taken from a clock that has been set back since, and tells nothing.
+        """
+        try:
+            changed = self.path(file).stat().st_ctime
+        except FileNotFoundError:
+            return None
+        return changed if changed <= now else None
+
     def write(self, file: str, content: bytes, record: Record | None) -> None:
         """Make ``content`` the content of ``file`` and ``record`` its record, in an order that survives being killed.
 
@@ -157,41 +171,53 @@ class Package:
             left.unlink(missing_ok=True)
 
     def _put(self, path: Path, content: bytes, *, like: Path) -> None:
-        # A new file and a rename, never a write in place: uv installs hard links into its cache, and a process that
-        # reads at this moment must see one content or the other. The new file waits in our own directory, which is
-        # on the same file system, so that a killed run leaves nothing among the engine's modules.
-        model = like.stat()
+        # The new file waits in our own directory, so that a killed run leaves nothing among the engine's modules.
         if not self._room.is_dir():
             self._room.mkdir()
-            self._dress(self._room, self.directory.stat())
-        number, name = tempfile.mkstemp(suffix=".new", dir=self._room)
-        try:
-            with os.fdopen(number, "wb") as handle:
-                handle.write(content)
-                handle.flush()
-                self._dress(number, model)
-                os.fsync(number)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
-        number = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
+            _dress(self._room, self.directory.stat())
+        replace_file(path, content, like=like, room=self._room)
 
-    @staticmethod
-    def _dress(target: Path | int, model: os.stat_result) -> None:
-        now = os.stat(target)
-        if (now.st_uid, now.st_gid) != (model.st_uid, model.st_gid):
-            os.chown(target, model.st_uid, model.st_gid)
-        os.chmod(target, model.st_mode & 0o7777)
+
+def replace_file(path: Path, content: bytes, *, like: Path, room: Path) -> None:
+    """Make ``content`` the content of ``path``, with owner and mode of ``like``; ``room`` is on the same file system.
+
+    A new file and a rename, never a write in place: uv installs hard links into its cache, and a process that reads at
+    this moment must see one content or the other. Raises OSError, and then ``path`` is as it was.
+    """
+    model = like.stat()
+    number, name = tempfile.mkstemp(suffix=".new", dir=room)
+    try:
+        with os.fdopen(number, "wb") as handle:
+            handle.write(content)
+            handle.flush()
+            _dress(number, model)
+            os.fsync(number)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+    number = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _dress(target: Path | int, model: os.stat_result) -> None:
+    now = os.stat(target)
+    if (now.st_uid, now.st_gid) != (model.st_uid, model.st_gid):
+        os.chown(target, model.st_uid, model.st_gid)
+    os.chmod(target, model.st_mode & 0o7777)
 
 
 def find_package(engine: str) -> Path:
-    """Directory of package ``engine`` for the running interpreter, found without an import, which may need CUDA."""
+    """Directory of package ``engine`` for the running interpreter, found without an import, which may need CUDA.
+
+    Outside of a virtual environment the user's own packages count, too, although the interpreter runs isolated.
+    """
     spec = importlib.util.find_spec(engine)
+    if spec is None and sys.prefix == sys.base_prefix:
+        spec = importlib.machinery.PathFinder.find_spec(engine, [site.getusersitepackages()])
     # A directory without __init__.py is no installation: pip leaves one behind for the files that it did not write.
     if spec is None or spec.origin is None:
         raise Hy3Error(f"{sys.executable} has no package {engine}: install the engine there or give another venv.")

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import ast
 
+from ansible_collections.sparks.hy3.plugins.module_utils._patch import _vllm_parsers
 from ansible_collections.sparks.hy3.plugins.module_utils._patch._edit import (
     Edit,
     Finding,
     Patch,
     Source,
+    UnknownCodeError,
     calls,
     classes,
+    deciding,
+    each_once,
     keyword,
     methods,
     parameters,
+    same,
+    strings,
     unpacks,
 )
 
@@ -25,6 +31,7 @@ _HEAD_CLASS = "HYV3SharedHead"
 _HEAD_CALL = "ParallelLMHead"
 
 
+@deciding
 def _mtp_head(tree: ast.Module) -> Finding:
     owners = classes(tree, _HEAD_CLASS)
     if not owners and not calls(tree, _HEAD_CALL):
@@ -32,14 +39,17 @@ def _mtp_head(tree: ast.Module) -> Finding:
     inits = [init for owner in owners for init in methods(owner, "__init__")]
     heads = [call for init in inits for call in calls(init, _HEAD_CALL)]
     sites = calls(tree, _HEAD_CLASS)
-    found = (len(owners), len(inits), len(heads), len(sites))
-    if found != (1, 1, 1, 1):
-        wanted = (f"class {_HEAD_CLASS}", "__init__ in it", f"call of {_HEAD_CALL} there", f"call of {_HEAD_CLASS}")
-        counts = ", ".join(f"{number} x {what}" for number, what in zip(found, wanted, strict=True))
-        return Finding("unrecognised", f"expected each once, found {counts}")
+    each_once(
+        {
+            f"class {_HEAD_CLASS}": len(owners),
+            "__init__ in it": len(inits),
+            f"call of {_HEAD_CALL} there": len(heads),
+            f"call of {_HEAD_CLASS}": len(sites),
+        }
+    )
     (init,), (head,), (site,) = inits, heads, sites
     if unpacks(head) or unpacks(site):
-        return Finding("unrecognised", f"the call of {_HEAD_CALL} or {_HEAD_CLASS} unpacks its arguments")
+        raise UnknownCodeError(f"the call of {_HEAD_CALL} or {_HEAD_CLASS} unpacks its arguments")
     takes_prefix = "prefix" in parameters(init)
     # config and quant_config come first, so a third positional argument is the prefix.
     gets_prefix = keyword(site, "prefix") is not None or len(site.args) > 2
@@ -55,11 +65,11 @@ def _mtp_head(tree: ast.Module) -> Finding:
 def _named_head(name: ast.expr, *, takes_prefix: bool) -> Finding:
     if isinstance(name, ast.Constant) and name.value == "lm_head":
         return Finding("applied")
-    strings = [n.value for n in ast.walk(name) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    words = strings(name)
     variables = {n.id for n in ast.walk(name) if isinstance(n, ast.Name)} - {"maybe_prefix"}
     # An exclusion list of just lm_head matches no other last word: shared_head.head, as in Step3.5, is no repair.
-    if not strings or strings[-1].rpartition(".")[2] != "lm_head" or variables != {"prefix"}:
-        return Finding("unrecognised", f"the head is named {ast.unparse(name)}")
+    if not words or words[-1].rpartition(".")[2] != "lm_head" or variables != {"prefix"}:
+        raise UnknownCodeError(f"the head is named {ast.unparse(name)}")
     if not takes_prefix:
         return Finding("partial", f"the head is named by a prefix that {_HEAD_CLASS} has no parameter for")
     return Finding("upstream_fixed", f"the head is named {ast.unparse(name)}")
@@ -69,12 +79,12 @@ def _unnamed_head(head: ast.Call, *, takes_prefix: bool) -> Finding:
     if takes_prefix:
         return Finding("partial", f"{_HEAD_CLASS} gets a prefix but does not name its head")
     if len(head.args) > 2:
-        return Finding("unrecognised", f"{_HEAD_CALL} gets {len(head.args)} positional arguments instead of 2")
+        raise UnknownCodeError(f"{_HEAD_CALL} gets {len(head.args)} positional arguments instead of 2")
     quant = keyword(head, "quant_config")
     if quant is None or (isinstance(quant.value, ast.Constant) and quant.value.value is None):
         return Finding("upstream_fixed", "the head is built without a quantization config")
     if not isinstance(quant.value, ast.Name):
-        return Finding("unrecognised", f"quant_config is {ast.unparse(quant.value)}")
+        raise UnknownCodeError(f"quant_config is {ast.unparse(quant.value)}")
     return Finding("defect")
 
 
@@ -93,6 +103,94 @@ def _name_mtp_head(source: Source) -> list[Edit]:
     return [source.insert_before(quant, 'prefix="lm_head",')]
 
 
+_PAD = "pad_vocab_size"
+_PAD_ARGUMENTS = ["vocab_size", "pad_to"]
+_PADDED = "return (vocab_size + pad_to - 1) // pad_to * pad_to"
+# Outside of a started engine there are no groups, and asking for their size would fail.
+_PAD_TO_RANKS = (
+    "from math import lcm",
+    "from vllm.distributed.parallel_state import get_tensor_model_parallel_world_size, model_parallel_is_initialized",
+    "pad_to = lcm(pad_to, get_tensor_model_parallel_world_size() if model_parallel_is_initialized() else 1)",
+)
+_KNOWS_RANKS = {"lcm", "gcd", "tp_size", "get_tensor_model_parallel_world_size"}
+
+
+def _words(tree: ast.AST) -> set[str]:
+    """Names and attributes used in ``tree``."""
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
+        n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)
+    }
+
+
+def _pad_functions(tree: ast.AST) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == _PAD]
+
+
+@deciding
+def _vocab_padding(tree: ast.Module) -> Finding:
+    functions = _pad_functions(tree)
+    if not functions and not calls(tree, _PAD):
+        return Finding("absent", f"there is no function {_PAD}")
+    each_once({f"function {_PAD}": len(functions)})
+    (function,) = functions
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    if len(body) == len(_PAD_TO_RANKS) + 1 and all(map(same, body, (*_PAD_TO_RANKS, _PADDED))):
+        return Finding("applied")
+    if _words(function) & _KNOWS_RANKS:
+        return Finding("upstream_fixed", f"{_PAD} knows the tensor parallel size")
+    if _words(tree) & {"lcm", "gcd"}:
+        return Finding("upstream_fixed", "the padding is computed for the tensor parallel size")
+    names = [item.arg for item in function.args.args]
+    if len(body) != 1 or not same(body[0], _PADDED) or names != _PAD_ARGUMENTS:
+        raise UnknownCodeError(f"{_PAD} computes something else")
+    return Finding("defect")
+
+
+def _pad_to_ranks(source: Source) -> list[Edit]:
+    """At the one place that every vocabulary comes by, so that target and drafter get the same padding.
+
+    A no-op wherever 64 divides evenly among the ranks, so for 1, 2, 4 and 8 of them.
+    """
+    (function,) = _pad_functions(source.tree)
+    return [source.insert_statements(function.body[-1], _PAD_TO_RANKS)]
+
+
+_MOE_CLASS = "HYV3MoEFused"
+_MLP_CALL = "HYV3FeedForward"
+
+
+def _shared_mlps(tree: ast.Module) -> tuple[int, list[ast.Call]]:
+    inits = [init for owner in classes(tree, _MOE_CLASS) for init in methods(owner, "__init__")]
+    return len(inits), [call for init in inits for call in calls(init, _MLP_CALL)]
+
+
+@deciding
+def _shared_mlp(tree: ast.Module) -> Finding:
+    owners = classes(tree, _MOE_CLASS)
+    if not owners and not calls(tree, _MLP_CALL):
+        return Finding("absent", f"there is no class {_MOE_CLASS}")
+    inits, found = _shared_mlps(tree)
+    each_once({f"class {_MOE_CLASS}": len(owners), "__init__ in it": inits, f"call of {_MLP_CALL} there": len(found)})
+    (call,) = found
+    prefix = keyword(call, "prefix")
+    if prefix is None or unpacks(call):
+        raise UnknownCodeError(f"the call of {_MLP_CALL} has no keyword prefix")
+    if same(prefix.value, 'f"{prefix}.shared_mlp"'):
+        return Finding("applied")
+    if same(prefix.value, 'f"{prefix}"') or same(prefix.value, "prefix"):
+        return Finding("defect")
+    words = strings(prefix.value)
+    if words and words[-1].rpartition(".")[2] == "shared_mlp" and "prefix" in _words(prefix.value):
+        return Finding("upstream_fixed", f"the shared expert is named {ast.unparse(prefix.value)}")
+    raise UnknownCodeError(f"the shared expert is named {ast.unparse(prefix.value)}")
+
+
+def _name_shared_mlp(source: Source) -> list[Edit]:
+    _inits, (call,) = _shared_mlps(source.tree)
+    (prefix,) = (item for item in call.keywords if item.arg == "prefix")
+    return [source.replace(prefix.value, 'f"{prefix}.shared_mlp"')]
+
+
 PATCHES = (
     Patch(
         id="P1",
@@ -106,5 +204,33 @@ PATCHES = (
         source="seed 000 step 1; vLLM pull request 42124 made it fatal, 48883 is the same repair for Step3.5",
         inspect=_mtp_head,
         edits=_name_mtp_head,
+    ),
+    *_vllm_parsers.PATCHES,
+    Patch(
+        id="P3",
+        engine="vllm",
+        file="vllm/model_executor/layers/vocab_parallel_embedding.py",
+        title="Pad the vocabulary so that three ranks can share it",
+        harm=(
+            "Three ranks cannot share the vocabulary of 120832: it is padded to a multiple of 64 only, and vLLM stops "
+            "with 120832 is not divisible by 3."
+        ),
+        source="seed 002, which does it by a hook at import; nothing upstream up to 0.33",
+        inspect=_vocab_padding,
+        edits=_pad_to_ranks,
+    ),
+    Patch(
+        id="P7",
+        engine="vllm",
+        file="vllm/model_executor/models/hy_v3.py",
+        title="Name the shared expert so that quantization can skip it",
+        harm=(
+            "vLLM up to 0.28 asks about the shared expert under the name of the whole MLP. An ignore list that names "
+            "shared_mlp does not match, a BF16 shared expert is built quantized, and loading stops with a KeyError for "
+            "shared_mlp or a tensor size."
+        ),
+        source="vLLM pull request 48682, released in 0.29",
+        inspect=_shared_mlp,
+        edits=_name_shared_mlp,
     ),
 )

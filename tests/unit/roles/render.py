@@ -15,26 +15,32 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 
-def run_playbook(
-    name: str, home: Path, variables: t.Mapping[str, t.Any], *options: str
-) -> subprocess.CompletedProcess[str]:
-    """Run ``tests/unit/roles/NAME.yml`` on inventories/sparks; files of Ansible's own go to ``home``."""
+def playbook_command(name: str, home: Path, variables: t.Mapping[str, t.Any], *options: str) -> dict[str, t.Any]:
+    """What :mod:`subprocess` is given to run ``tests/unit/roles/NAME.yml``, for whom :func:`run_playbook` waits."""
     file = home / "variables.json"
     file.write_text(json.dumps(variables))
     playbook = f"tests/unit/roles/{name}.yml"
-    return subprocess.run(
-        [sys.executable, "-m", "ansible", "playbook", playbook, "-i", "inventories/sparks", "-e", f"@{file}", *options],
-        cwd=ROOT,
-        env={
+    return {
+        "args": [
+            *(sys.executable, "-m", "ansible", "playbook", playbook, "-i", "inventories/sparks", "-e", f"@{file}"),
+            *options,
+        ],
+        "cwd": ROOT,
+        "env": {
             **os.environ,
             "PYTHONPATH": "",  # where ansible-test has an Ansible without commands
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_HOME": str(home / "ansible"),
         },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    }
+
+
+def run_playbook(
+    name: str, home: Path, variables: t.Mapping[str, t.Any], *options: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``tests/unit/roles/NAME.yml`` on inventories/sparks; files of Ansible's own go to ``home``."""
+    command = playbook_command(name, home, variables, *options)
+    return subprocess.run(**command, capture_output=True, text=True, check=False)
 
 
 def render_units(root: Path, nodes: t.Mapping[str, t.Any], **variables: t.Any) -> subprocess.CompletedProcess[str]:

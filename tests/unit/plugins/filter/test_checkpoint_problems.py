@@ -39,6 +39,7 @@ SERVABLE: dict[str, tuple[Facts, Facts]] = {
     "no MTP and none asked for": (WITHOUT_MTP, plan_with()),
     "another way to speculate": (WITHOUT_MTP, plan_with(speculative={"method": "ngram"})),
     "a drafter of its own": (WITHOUT_MTP, plan_with(speculative=MTP | {"model": "/opt/hy3/models/drafter"})),
+    "JSON that asks for nothing": (WITHOUT_MTP, plan_with(speculative="null")),
     "JSON that asks for MTP": (CHECKPOINT, plan_with(speculative='{"method": "mtp"}')),
 }
 
@@ -76,6 +77,11 @@ PROBLEMS: dict[str, tuple[Facts, Facts, str]] = {
         CHECKPOINT,
         plan_with(speculative="mtp"),
         "speculative-config is 'mtp', which is no JSON; write it as a dictionary.",
+    ),
+    "JSON of something else": (
+        CHECKPOINT,
+        plan_with(speculative='["mtp"]'),
+        "speculative-config is ['mtp'], which is no dictionary; write it as one.",
     ),
     "another checkpoint": (
         CHECKPOINT,

@@ -13,6 +13,8 @@ from ansible_collections.sparks.hy3.plugins.filter.plan_problems import plan_pro
 PLAN: dict[str, t.Any] = {
     "profile": "libertai_nvfp4_tp2",
     "nodes": 2,
+    "cluster": "sparks",
+    "memory": {"os_reserve": "4G", "head": {"ray": "104G", "serve": "8G"}, "worker": {"ray": "110G"}},
     "hosts": ["spark-1", "spark-2"],
     "executor": "ray",
     "engine_args": {"tensor-parallel-size": 2, "pipeline-parallel-size": 1},
@@ -41,6 +43,8 @@ FITS: dict[str, dict[str, t.Any]] = {
     "pipeline instead": {"engine_args.tensor-parallel-size": 1, "engine_args.pipeline-parallel-size": 2},
     "pipeline left out": {"engine_args": {"tensor-parallel-size": 2}},
     "two GPUs in each node": {"engine_args.tensor-parallel-size": 4, "ray_args.num-gpus": 2},
+    "a cluster's name with all that it may have": {"cluster": "Rack-2_b.1"},
+    "no caps for workers": {"memory": {"os_reserve": "4G", "head": {"ray": "104G"}}},
     "port beside Ray's": {"api.port": 10300},
 }
 
@@ -51,6 +55,16 @@ def test_fits(changes: dict[str, t.Any]) -> None:
 
 
 PROBLEMS: dict[str, tuple[dict[str, t.Any], str]] = {
+    "a cluster's name with a space": (
+        {"cluster": "my sparks"},
+        "hy3_cluster is 'my sparks' (the inventory directory's name if it is not set), and it names files and a "
+        "firewall table; use letters, digits, '-', '_' and '.' only.",
+    ),
+    "a cap that is no dictionary": (
+        {"memory.head": "104G"},
+        "hy3_memory has head '104G', and it must be a dictionary of caps by unit; write "
+        "`head: {ray: 104G}`, for instance.",
+    ),
     "a node too few": (
         {"hosts": ["spark-1"]},
         "The inventory has 1 node(s) and profile libertai_nvfp4_tp2 wants 2 (tensor parallel 2); add or remove hosts, "

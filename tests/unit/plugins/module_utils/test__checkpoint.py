@@ -6,21 +6,18 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint import (
-    Report,
-    capped,
-    compare,
+from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint import Report, capped, compare, inspect
+from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint_files import lfs_size, naming
+from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint_model import (
     describe_model,
     excludes_lm_head,
     has_mtp,
-    inspect,
-    lfs_size,
-    naming,
 )
 from ansible_collections.sparks.hy3.plugins.module_utils._safetensors import render_header
 
@@ -192,6 +189,35 @@ def test_no_directory(tmp_path: Path) -> None:
     report = header(tmp_path / "none")
     assert not report.exists
     assert report.problems == [f"{tmp_path / 'none'} is no directory; fetch the checkpoint to it."]
+
+
+def test_a_disk_is_not_walked(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "photo").touch()
+    assert header(tmp_path).files == []
+
+
+def test_file_of_no_engine_that_cannot_be_hashed_is_a_warning(tmp_path: Path) -> None:
+    """A log that is written to beside the shards must not keep the checkpoint from being served."""
+    log = make(tmp_path) / "serve.log"
+    log.write_bytes(bytes(32 * 1024**2))
+    stop = threading.Event()
+
+    def write() -> None:
+        with log.open("ab") as file:
+            while not stop.wait(0.0005):
+                file.write(b"x")
+                file.flush()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        report = header(tmp_path)
+    finally:
+        stop.set()
+        writer.join()
+    assert report.problems == []
+    assert report.warnings[0].startswith("serve.log changed while it was read;")
 
 
 DIGEST_CHANGES: list[Any] = [

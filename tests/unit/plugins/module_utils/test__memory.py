@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,30 @@ from ansible_collections.sparks.hy3.plugins.module_utils._memory import (
     GIB,
     MemoryInputError,
     MemoryLimit,
+    Owner,
     format_gib,
+    is_delegated,
+    kho_problem,
     memory_limit,
     parse_cgroups,
     parse_limits,
     parse_meminfo,
+    parse_owners,
     parse_size,
+    swap_limit,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+# Field cases about memory and limits whose answer is not in this directory's tests of _memory and _budget, and why.
+NOT_OURS = {
+    "B30": "Ray's memory monitor is switched off by every profile; its words are for _engine_failures",
+    "B41": "our units are no children of user@.service, which systemd-oomd watches; its journal is for the doctor",
+    "B94": "a floor for all nodes of SGLang; here each node's own claim is compared with what it has",
+    "B107": "the engine's words about its pool are read by _engine_log and _engine_failures",
+    "B114": "how often a start is tried again is for recovery",
+    "B117": "what a wedged node leaves in its journal is for recovery",
+}
 
 # DGX Spark: total and available, where only 7.4 GiB are free and the rest is reclaimable cache.
 SPARK_MEMINFO = """\
@@ -30,10 +48,16 @@ HugePages_Total:      12
 
 
 def test_parse_meminfo() -> None:
+    """B39: the figures of a GB10 come from here, with what can be reclaimed counted as available."""
     found = parse_meminfo(SPARK_MEMINFO)
     assert found["MemTotal"] == 130663165952
     assert [format_gib(found[name]) for name in ("MemTotal", "MemAvailable")] == ["121.69 GiB", "113.07 GiB"]
     assert (found["Active(anon)"], found["HugePages_Total"]) == (4 * GIB, 12)
+
+
+def test_parse_meminfo_refuses_a_node_without_memory() -> None:
+    with pytest.raises(MemoryInputError, match="has a MemTotal of 0"):
+        parse_meminfo(SPARK_MEMINFO.replace("127600748", "0"))
 
 
 @pytest.mark.parametrize("name", ["MemTotal", "MemAvailable"])
@@ -42,7 +66,8 @@ def test_parse_meminfo_refuses(name: str) -> None:
         parse_meminfo(SPARK_MEMINFO.replace(name, "Other"))
 
 
-TEST_SIZES: list[tuple[str, int | None]] = [
+# B38 among them.
+TEST_SIZES: list[tuple[str | None, int | None]] = [
     ("104G", 111669149696),
     ("106496M", 111669149696),
     ("111669149696", 111669149696),
@@ -52,12 +77,16 @@ TEST_SIZES: list[tuple[str, int | None]] = [
     (" 4K\n", 4096),
     ("0", 0),
     ("infinity", None),
+    (None, None),
+    ("50%", 65331582976),
+    ("12.5%", 16332895744),
+    ("100%", 130663165952),
 ]
 
 
 @pytest.mark.parametrize(("text", "expected"), TEST_SIZES)
-def test_parse_size(text: str, expected: int | None) -> None:
-    assert parse_size(text) == expected
+def test_parse_size(text: str | None, expected: int | None) -> None:
+    assert parse_size(text, mem_total=127600748 * 1024) == expected
 
 
 @pytest.mark.parametrize("text", ["", "104GB", "104GiB", "104g", "-1G", "1e9", "G", "max", "1 G", "٣"])
@@ -66,9 +95,14 @@ def test_parse_size_refuses(text: str) -> None:
         parse_size(text)
 
 
-def test_parse_size_refuses_a_share() -> None:
+def test_parse_size_refuses_a_share_of_nothing() -> None:
     with pytest.raises(MemoryInputError, match="'50%' is a share"):
         parse_size("50%")
+
+
+def test_parse_size_refuses_more_than_all() -> None:
+    with pytest.raises(MemoryInputError, match="'101%' is more than the whole memory"):
+        parse_size("101%", mem_total=GIB)
 
 
 # Recorded: /proc/self/limits of a container where the hard limit of locked memory cannot be raised.
@@ -94,6 +128,42 @@ def test_parse_limits() -> None:
     }
 
 
+def test_memlock_of_a_raylet_that_kept_its_old_session_s() -> None:
+    """B33: limits.d says unlimited, and the kernel has 8 MiB for this process."""
+    text = "Max locked memory         8388608              8388608              bytes"
+    assert parse_limits(text) == {"Max locked memory": (8388608, 8388608)}
+
+
+# id, text, owners
+TEST_OWNERS: list[tuple[str, str, list[Owner]]] = [
+    ("B39", "4242, VLLM::EngineCore, 104277\n", [Owner(4242, "VLLM::EngineCore", 104277)]),
+    ("not told", "7, /opt/venv/bin/python3, [N/A]\n", [Owner(7, "/opt/venv/bin/python3", None)]),
+    ("a comma in the name", "8, a, b, 12\n", [Owner(8, "a, b", 12)]),
+    ("two, with another line", "No running processes found\n1, a, 2\n3, b, 4", [Owner(1, "a", 2), Owner(3, "b", 4)]),
+    ("B39 memory of the whole GPU", "NVIDIA GB10, [N/A], [N/A], [N/A]", []),
+    ("nothing", "", []),
+]
+
+
+@pytest.mark.parametrize(("text", "owners"), [case[1:] for case in TEST_OWNERS], ids=[case[0] for case in TEST_OWNERS])
+def test_parse_owners(text: str, owners: list[Owner]) -> None:
+    assert parse_owners(text) == owners
+
+
+# id, meminfo in bytes, beginning of the problem
+TEST_KHO: list[tuple[str, dict[str, int], str | None]] = [
+    ("B34", {"CmaTotal": 0, "CmaFree": 9742336 * 1024}, "CmaFree is 9.29 GiB of a CmaTotal of 0.00 GiB"),
+    ("a sound kernel", {"CmaTotal": 64 * 1024, "CmaFree": 64 * 1024}, None),
+    ("a kernel without CMA", {}, None),
+]
+
+
+@pytest.mark.parametrize(("meminfo", "beginning"), [case[1:] for case in TEST_KHO], ids=[case[0] for case in TEST_KHO])
+def test_kho(meminfo: dict[str, int], beginning: str | None) -> None:
+    problem = kho_problem(meminfo)
+    assert problem is beginning is None or str(problem).startswith(str(beginning))
+
+
 def test_parse_limits_of_this_process() -> None:
     assert len(parse_limits(Path("/proc/self/limits").read_text())) == 16
 
@@ -111,6 +181,11 @@ def test_parse_cgroups() -> None:
         "cpuacct": "/",
         "": "/hy3.slice",
     }
+
+
+def test_parse_cgroups_refuses_what_is_none() -> None:
+    with pytest.raises(MemoryInputError, match="The cgroup line 'garbage' is not ID:CONTROLLERS:PATH"):
+        parse_cgroups("0::/\ngarbage\n")
 
 
 def test_parse_cgroups_keeps_a_colon_in_a_path() -> None:
@@ -177,23 +252,158 @@ TEST_LIMITS: list[tuple[str, str, dict[str, str], int | None, str]] = [
 ]
 
 
+def plant(root: Path, cgroups: str, files: dict[str, str], meminfo: str = "SwapTotal: 8 kB\n") -> dict[str, str]:
+    """Write process 7 and its cgroup files below ``root``; returns where they are."""
+    named = {**{f"cgroup/{name}": f"{text}\n" for name, text in files.items()}, "proc/7/cgroup": cgroups}
+    for name, text in {**named, "proc/meminfo": meminfo}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return {"proc": str(root / "proc"), "cgroup": str(root / "cgroup")}
+
+
 @pytest.mark.parametrize(
     ("cgroups", "files", "limit", "source"), [case[1:] for case in TEST_LIMITS], ids=[case[0] for case in TEST_LIMITS]
 )
 def test_memory_limit(tmp_path: Path, cgroups: str, files: dict[str, str], limit: int | None, source: str) -> None:
-    root = tmp_path / "cgroup"
-    for name, text in {**{f"cgroup/{name}": text for name, text in files.items()}, "proc/7/cgroup": cgroups}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"{text}\n" if name != "proc/7/cgroup" else text)
-    found = memory_limit(7, proc=str(tmp_path / "proc"), cgroup=str(root))
-    assert found == MemoryLimit(limit, source and str(root / source))
+    found = memory_limit(7, **plant(tmp_path, cgroups, files))
+    assert found == MemoryLimit(limit, source and str(tmp_path / "cgroup" / source))
 
 
-def test_memory_limit_of_a_dead_process(tmp_path: Path) -> None:
+# id, /proc/PID/cgroup, files below the cgroup mount, meminfo, limit
+SWAP = "SwapTotal:       2097148 kB\n"
+TEST_SWAP: list[tuple[str, str, dict[str, str], str, int | None]] = [
+    ("v2 none may be", UNIFIED, {"hy3.slice/hy3-ray.service/memory.swap.max": "0"}, SWAP, 0),
+    (
+        "v2 the slice is smaller",
+        UNIFIED,
+        {"hy3.slice/memory.swap.max": "0", "hy3.slice/hy3-ray.service/memory.swap.max": "max"},
+        SWAP,
+        0,
+    ),
+    ("v2 all may be", UNIFIED, {"hy3.slice/hy3-ray.service/memory.swap.max": "max"}, SWAP, None),
+    ("v2 kernel does not account for swap", UNIFIED, {"hy3.slice/hy3-ray.service/memory.max": "5"}, SWAP, None),
+    ("a node without swap", UNIFIED, {}, "SwapTotal:             0 kB\n", 0),
+    (
+        "v1 memory and swap together",
+        HYBRID,
+        {
+            "memory/hy3.slice/hy3-ray.service/memory.limit_in_bytes": "100",
+            "memory/hy3.slice/hy3-ray.service/memory.memsw.limit_in_bytes": "130",
+        },
+        SWAP,
+        30,
+    ),
+    (
+        "v1 memory alone",
+        HYBRID,
+        {
+            "memory/hy3.slice/hy3-ray.service/memory.limit_in_bytes": "100",
+            "memory/hy3.slice/hy3-ray.service/memory.memsw.limit_in_bytes": V1_NONE,
+        },
+        SWAP,
+        None,
+    ),
+    ("v1 kernel does not account for swap", HYBRID, {"memory/memory.limit_in_bytes": "100"}, SWAP, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "files", "meminfo", "limit"), [case[1:] for case in TEST_SWAP], ids=[case[0] for case in TEST_SWAP]
+)
+def test_swap_limit(tmp_path: Path, cgroups: str, files: dict[str, str], meminfo: str, limit: int | None) -> None:
+    assert swap_limit(7, **plant(tmp_path, cgroups, files, meminfo)) == limit
+
+
+# id, /proc/PID/cgroup, files below the cgroup mount, whether the unit has the controller
+TEST_DELEGATED: list[tuple[str, str, dict[str, str], bool]] = [
+    ("v2", UNIFIED, {"hy3.slice/hy3-ray.service/memory.max": "max"}, True),
+    ("v2 a group of its own below", f"{UNIFIED[:-1]}/x\n", {"hy3.slice/hy3-ray.service/memory.max": "5"}, True),
+    ("v2 controller off below the slice", UNIFIED, {"hy3.slice/memory.max": "5"}, False),
+    ("v2 in a container that shows its root only", "0::/\n", {"memory.max": "5"}, False),
+    ("v1", HYBRID, {"memory/hy3.slice/hy3-ray.service/memory.limit_in_bytes": "5"}, True),
+    (
+        "v1 read-only: systemd has a group, memory has not",
+        "9:name=systemd:/hy3.slice/hy3-ray.service\n4:memory:/\n0::/hy3.slice/hy3-ray.service\n",
+        {"memory/memory.limit_in_bytes": "5"},
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "files", "delegated"), [case[1:] for case in TEST_DELEGATED], ids=[case[0] for case in TEST_DELEGATED]
+)
+def test_is_delegated(tmp_path: Path, cgroups: str, files: dict[str, str], delegated: bool) -> None:
+    assert is_delegated(7, "hy3-ray.service", **plant(tmp_path, cgroups, files)) == delegated
+
+
+@pytest.mark.parametrize("read", [memory_limit, swap_limit], ids=["memory", "swap"])
+def test_limit_of_a_dead_process(tmp_path: Path, read: Callable[..., object]) -> None:
     with pytest.raises(MemoryInputError, match="Cannot read the cgroup of process 7 "):
-        memory_limit(7, proc=str(tmp_path))
+        read(7, proc=str(tmp_path))
+    assert not is_delegated(7, "hy3-ray.service", proc=str(tmp_path))
 
 
 def test_memory_limit_of_this_process() -> None:
     found = memory_limit("self")
     assert (found.limit is None) == (found.source == "")
+
+
+# ---- Whatever stands in these files: a value, or one sentence
+
+LINES = st.text(st.sampled_from("Mem:Totalvib kB0129/.-\t\r\0٣é\n"), max_size=60) | st.text(max_size=40)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=LINES, prefix=st.sampled_from(["", SPARK_MEMINFO]))
+def test_any_meminfo(text: str, prefix: str) -> None:
+    try:
+        found = parse_meminfo(prefix + text)
+    except MemoryInputError as error:
+        assert "\n" not in str(error)
+    else:
+        assert all(size >= 0 for size in found.values())
+        assert kho_problem(found) is None or "CmaFree" in found
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=LINES | st.none() | st.from_regex(r"[0-9]{0,40}(\.[0-9]{0,40})?[KMGT%]?", fullmatch=True))
+def test_any_size(text: str | None) -> None:
+    try:
+        size = parse_size(text, mem_total=GIB)
+    except MemoryInputError as error:
+        assert "\n" not in str(error)
+    else:
+        assert size is None or size >= 0
+
+
+PATHS = st.sampled_from(["/", "/hy3.slice", "/hy3.slice/hy3-ray.service", "/../x", "", "//", "/a\0b", "/" + "x" * 300])
+CGROUPS = st.lists(
+    st.tuples(st.sampled_from(["0:", "4:memory", "4:cpu,memory", "1:name=systemd", ""]), PATHS), max_size=4
+).map(lambda rows: "".join(f"{row}:{path}\n" for row, path in rows))
+VALUES = st.sampled_from(["max", "0", "-1", "9" * 25, V1_NONE, "", "٣", "5\n6"]) | st.integers(0, 2**64).map(str)
+
+
+@settings(max_examples=100, deadline=None)
+@given(cgroups=CGROUPS | LINES, value=VALUES, stat=LINES, meminfo=LINES)
+def test_any_cgroup(
+    tmp_path_factory: pytest.TempPathFactory, cgroups: str, value: str, stat: str, meminfo: str
+) -> None:
+    files = {"hy3.slice/hy3-ray.service/memory.max": value, "hy3.slice/hy3-ray.service/memory.swap.max": value}
+    files |= {"memory/hy3.slice/memory.limit_in_bytes": value, "memory/hy3.slice/memory.memsw.limit_in_bytes": value}
+    where = plant(tmp_path_factory.mktemp("any"), cgroups, {**files, "memory/memory.stat": stat}, meminfo)
+    is_delegated(7, "hy3-ray.service", **where)
+    for read in (lambda: memory_limit(7, **where).limit, lambda: swap_limit(7, **where)):
+        try:
+            limit = read()
+        except MemoryInputError as error:
+            assert "\n" not in str(error)
+        else:
+            assert limit is None or limit >= 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=LINES)
+def test_any_table(text: str) -> None:
+    parse_limits(text + LIMITS + text)
+    parse_owners(text + "1, a, 2\n" + text)

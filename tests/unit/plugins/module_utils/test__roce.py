@@ -19,13 +19,17 @@ from ansible_collections.sparks.hy3.plugins.module_utils._roce import (
     Port,
     RoceError,
     Sysfs,
+    choose_address,
     choose_index,
     choose_interface,
     environment,
     exact_selector,
     gid_type,
     index_text,
+    is_active,
+    link_layer,
     main,
+    nccl_chooses,
     parse_address,
     parse_selector,
     parse_table,
@@ -164,6 +168,20 @@ TEST_ONE_HCA: list[tuple[str, list[Row], str, str, int]] = [
         "enp1s0f1np1",
         5,
     ),
+    (
+        "row of the parent, whose VLAN child has the same address",
+        [(2, v4("10.40.0.1"), "RoCE v2", "enp1s0f1np1.40"), (6, v4("10.40.0.1"), "RoCE v2", "enp1s0f1np1")],
+        "10.40.0.1",
+        "enp1s0f1np1",
+        6,
+    ),
+    (
+        "netdev of the address not known",
+        [(2, v4("10.77.0.2"), "RoCE v2", "net0"), (6, v4("10.77.0.1"), "RoCE v2", "net1")],
+        "10.77.0.1",
+        "",
+        6,
+    ),
     ("index 0", [(0, v4("10.77.0.1"), "RoCE v2", "")], "10.77.0.1", "", 0),
     ("link-local", [(3, v4("169.254.18.7"), "RoCE v2", "")], "169.254.18.7", "", 3),
 ]
@@ -218,6 +236,12 @@ TEST_NO_INDEX: list[tuple[str, dict[str, list[Gid]], str, list[str]]] = [
         ["No RoCE v2 GID for 10.77.0.1", "3 (169.254.18.7)"],
     ),
     (
+        "only the row of a VLAN with the same address",
+        {"rocep1s0f1:1": table((4, v4("10.77.0.1"), "RoCE v2", "enp1s0f1np1.40"))},
+        "10.77.0.1",
+        ["No RoCE v2 GID for 10.77.0.1", "4 (10.77.0.1 of enp1s0f1np1.40)"],
+    ),
+    (
         "only a v1 row",
         {"rocep1s0f1:1": table((3, v4("10.77.0.1"), "RoCE v1", ""))},
         "10.77.0.1",
@@ -243,8 +267,51 @@ TEST_NO_INDEX: list[tuple[str, dict[str, list[Gid]], str, list[str]]] = [
 )
 def test_choose_index_refuses(tables: dict[str, list[Gid]], address: str, parts: list[str]) -> None:
     with pytest.raises(RoceError) as caught:
-        choose_index(tables, IPv4Address(address), "")
+        choose_index(tables, IPv4Address(address), "enp1s0f1np1")
     assert [part for part in parts if part not in str(caught.value)] == []
+
+
+def test_rows_of_two_netdevs_need_a_name() -> None:
+    rows = table((2, v4("10.40.0.1"), "RoCE v2", "eth1"), (6, v4("10.40.0.1"), "RoCE v2", "eth1.40"))
+    with pytest.raises(RoceError, match="10.40.0.1 has RoCE v2 GIDs of eth1, eth1.40: name the interface to use"):
+        choose_index({"a:1": rows}, IPv4Address("10.40.0.1"), "")
+
+
+TEST_VERSIONS: list[tuple[str | None, bool]] = [
+    (None, False),
+    ("2.20.5", False),
+    ("2.21", True),
+    ("2.21.5+cuda12.4", True),
+    ("2.28.9\n", True),
+    ("3.0.1", True),
+]
+
+
+@pytest.mark.parametrize(("version", "expected"), TEST_VERSIONS)
+def test_nccl_chooses(version: str | None, expected: bool) -> None:
+    assert nccl_chooses(version) is expected
+
+
+@pytest.mark.parametrize("version", ["", "2", "v2.28", "22809", "latest"])
+def test_nccl_chooses_refuses(version: str) -> None:
+    with pytest.raises(RoceError, match="NCCL version .* is none: write it as 2.28.9"):
+        nccl_chooses(version)
+
+
+TEST_STATES: list[tuple[str | None, bool]] = [
+    ("4: ACTIVE\n", True),
+    (None, True),
+    ("1: DOWN\n", False),
+    ("2: INIT", False),
+    ("5: ACTIVE_DEFER\n", False),
+    ("ACTIVE", False),
+    ("", False),
+]
+
+
+@pytest.mark.parametrize(("state", "expected"), TEST_STATES)
+def test_is_active(state: str | None, expected: bool) -> None:
+    assert is_active(state) is expected
 
 
 def test_a_gid_that_is_none_is_refused() -> None:
@@ -321,6 +388,51 @@ TEST_NO_INTERFACE: list[tuple[str, str | None, str, str]] = [
 def test_choose_interface_refuses(address: str, wanted: str | None, output: str, message: str) -> None:
     with pytest.raises(RoceError, match=message):
         choose_interface(IPv4Address(address), output, wanted)
+
+
+TEST_LAYERS: list[tuple[str | None, str]] = [
+    ("Ethernet\n", "Ethernet"),
+    (None, "Ethernet"),
+    ("InfiniBand\n", "InfiniBand"),
+    ("", "unknown"),
+    ("a\nb", "unknown"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), TEST_LAYERS)
+def test_link_layer(text: str | None, expected: str) -> None:
+    assert link_layer(text) == expected
+
+
+def test_garbage_is_not_the_absence_of_a_netdev() -> None:
+    assert [row.ndev for row in table((3, FE80, "RoCE v2", "a\tb"), (4, FE80, "RoCE v2", " \n"))] == ["?", ""]
+
+
+def test_a_gid_of_one_owner_decides() -> None:
+    assert choose_interface(IPv4Address("10.77.0.1"), TWO_OWNERS, None, lambda name: name == "eth1") == "eth1"
+    with pytest.raises(RoceError, match="owned by eth0, eth1: name the interface"):
+        choose_interface(IPv4Address("10.77.0.1"), TWO_OWNERS, None, lambda name: True)
+
+
+TEST_ADDRESS: list[tuple[str, str]] = [("eth1", "10.77.0.1"), ("eth2", "10.78.0.1"), ("eth3", "169.254.1.1")]
+OWN_ADDRESSES = ip_output(eth1=["169.254.7.7", "10.77.0.1"], eth2=["10.78.0.1"], eth3=["169.254.1.1"])
+
+
+@pytest.mark.parametrize(("interface", "expected"), TEST_ADDRESS)
+def test_choose_address(interface: str, expected: str) -> None:
+    assert str(choose_address(OWN_ADDRESSES, interface)) == expected
+
+
+TEST_NO_ADDRESS: list[tuple[str, str]] = [
+    ("eth0", "eth0 owns 192.168.7.9, 10.77.0.1: name the address to use"),
+    ("eth9", "This node has no interface 'eth9' with an IPv4 address: it has 127.0.0.1 on lo, "),
+]
+
+
+@pytest.mark.parametrize(("interface", "message"), TEST_NO_ADDRESS)
+def test_choose_address_refuses(interface: str, message: str) -> None:
+    with pytest.raises(RoceError, match=message):
+        choose_address(TWO_OWNERS, interface)
 
 
 @pytest.mark.parametrize("text", ["", "spark-1", "10.77.0.1/24", "fe80::1", "010.77.0.1"])
@@ -462,6 +574,65 @@ def test_resolve_refuses(spark: Sysfs, address: str, hca: str | None, message: s
         found(spark, address, hca)
 
 
+def resolve_twins(tmp_path: Path, other: int, version: str | None) -> Any:
+    ports: dict[str, list[Row]] = {
+        "a:1": [(3, v4("10.77.0.1"), "RoCE v2", "eth1")],
+        "b:1": [(other, v4("10.78.0.1"), "RoCE v2", "eth2"), (9, v4("10.79.0.1"), "RoCE v2", "eth2")],
+    }
+    return resolve(
+        address=None,
+        hca="=a,b",
+        interface="eth1",
+        sysfs=Sysfs(str(make_sysfs(tmp_path, ports))),
+        list_addresses=lambda: OWN_ADDRESSES,
+        nccl_version=version,
+    )
+
+
+def test_unlike_hcas_are_left_to_an_nccl_that_can_choose(tmp_path: Path) -> None:
+    answer = resolve_twins(tmp_path, 5, "2.28.9")
+    assert (answer.index, list(answer.indexes.values())) == (None, [3, 5])
+    assert "NCCL_IB_GID_INDEX" not in answer.env
+    assert answer.warnings == [
+        "NCCL 2.28.9 chooses an index for each HCA, for there is no common one (a:1 has 3; b:1 has 5, 9)"
+    ]
+
+
+@pytest.mark.parametrize("version", [None, "2.20.5"])
+def test_unlike_hcas_are_refused_otherwise(tmp_path: Path, version: str | None) -> None:
+    with pytest.raises(RoceError, match="no usable GID index in common"):
+        resolve_twins(tmp_path, 5, version)
+
+
+def test_like_hcas_have_their_index_with_any_nccl(tmp_path: Path) -> None:
+    answer = resolve_twins(tmp_path, 3, "2.28.9")
+    assert (answer.index, list(answer.indexes.values()), str(answer.address)) == (3, [3, 3], "10.77.0.1")
+
+
+def test_an_infiniband_port_is_left_out(spark: Sysfs) -> None:
+    (spark.infiniband / "roceP2p1s0f1" / "ports" / "1" / "link_layer").write_text("InfiniBand\n")
+    answer = found(spark, "10.77.0.1", "=rocep1s0f1,roceP2p1s0f1")
+    assert (answer.hca, answer.warnings) == (
+        "=rocep1s0f1",
+        ["roceP2p1s0f1:1 has the link layer InfiniBand and is left out"],
+    )
+    with pytest.raises(
+        RoceError, match=r"No selected HCA port has the link layer Ethernet \(roceP2p1s0f1:1: InfiniBand"
+    ):
+        found(spark, "10.78.0.1")
+
+
+def test_neither_address_nor_interface(spark: Sysfs) -> None:
+    with pytest.raises(RoceError, match="Neither an address nor an interface is given"):
+        resolve(address=None, hca=None, interface=None, sysfs=spark, list_addresses=lambda: SPARK_ADDRESSES)
+
+
+def test_one_address_on_a_vlan_and_its_parent(spark: Sysfs) -> None:
+    both = ip_output(**{"enp1s0f1np1": ["10.40.0.1"], "enp1s0f1np1.40": ["10.40.0.1"]})
+    answer = resolve(address="10.40.0.1", hca=None, interface=None, sysfs=spark, list_addresses=lambda: both)
+    assert (answer.index, answer.interface) == (10, "enp1s0f1np1.40")
+
+
 def test_a_node_without_hca_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RoceError, match="has no HCA: load the RDMA driver"):
         found(Sysfs(str(tmp_path)), "10.77.0.1")
@@ -505,6 +676,24 @@ def test_program_writes_the_file(program: Path, tmp_path: Path) -> None:
         "NCCL_SOCKET_IFNAME==lo",
     ]
     assert stat.S_IMODE(output.stat().st_mode) == 0o644
+
+
+def test_program_takes_the_address_of_the_interface(program: Path, tmp_path: Path) -> None:
+    sysfs = make_sysfs(tmp_path / "sys", {"rocelo:1": [(6, v4("127.0.0.1"), "RoCE v2", "lo")]})
+    output = tmp_path / "roce.env"
+    done = run_program(program, sysfs, "--interface", "lo", "--output", str(output))
+    assert (done.returncode, done.stdout) == (0, "GID index 6 on =rocelo (lo) for 127.0.0.1\n")
+
+
+def test_program_leaves_the_index_to_nccl(program: Path, tmp_path: Path) -> None:
+    rows = {"a:1": [(6, v4("127.0.0.1"), "RoCE v2", "lo")], "b:1": [(4, v4("127.0.0.2"), "RoCE v2", "lo")]}
+    output = tmp_path / "roce.env"
+    arguments = ["--address", "127.0.0.1", "--hca", "a,b", "--output", str(output)]
+    done = run_program(program, make_sysfs(tmp_path / "sys", rows), *arguments, "--nccl-version", "2.28.9")
+    assert (done.returncode, done.stdout) == (0, "No GID index on =a,b (lo) for 127.0.0.1\n")
+    assert output.read_text().splitlines()[0] == "NCCL_IB_HCA==a,b"
+    done = run_program(program, tmp_path / "sys", *arguments)
+    assert (done.returncode, output.exists()) == (1, False)
 
 
 def test_program_leaves_no_file_when_it_fails(program: Path, tmp_path: Path) -> None:

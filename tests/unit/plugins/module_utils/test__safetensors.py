@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._safetensors import (
+    parse_header,
     read_header,
     render_header,
     tensor_bytes,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 
 def entry(start: int, end: int, dtype: str = "U8", shape: list[int] | None = None) -> dict[str, Any]:
@@ -35,6 +38,9 @@ VALID: list[Any] = [
     pytest.param(shard(json.dumps(WHOLE).encode() + b"   "), {"a", "b"}, id="trailing-spaces"),
     pytest.param(shard({"b": entry(8, 16), "a": entry(0, 8)}), {"a", "b"}, id="offsets-not-in-key-order"),
     pytest.param(shard({"__metadata__": {"format": "pt"}, **WHOLE}), {"a", "b"}, id="metadata"),
+    pytest.param(shard({"__metadata__": None, **WHOLE}), {"a", "b"}, id="metadata-null"),
+    pytest.param(shard({"": entry(0, 16)}), {""}, id="name-empty"),
+    pytest.param(shard({"\U0001f600": entry(0, 16)}), {"\U0001f600"}, id="pair-of-surrogates"),
     pytest.param(shard({"e": entry(8, 8), **WHOLE}), {"a", "b", "e"}, id="zero-size-in-the-middle"),
     pytest.param(shard({**WHOLE, "e": entry(16, 16, "F32", [0, 4])}), {"a", "b", "e"}, id="zero-size-at-the-end"),
     pytest.param(shard({"s": entry(0, 4, "F32", [])}, bytes(4)), {"s"}, id="scalar"),
@@ -71,6 +77,12 @@ BROKEN: list[Any] = [
     pytest.param(shard(b'{"\xff": 1}'), "no valid JSON", id="no-utf8"),
     pytest.param(shard(b'{"a":' * 99999), "no valid JSON", id="deep"),
     pytest.param(shard(b'{"a": 1, "a": 2}'), "a name occurs twice", id="duplicate-name"),
+    pytest.param(shard({"__metadata__": [], **WHOLE}), "must map names to strings", id="metadata-list"),
+    pytest.param(shard(b'{"\\uD800": 1}'), "no valid JSON", id="half-of-a-pair"),
+    pytest.param(shard(b'{"a": NaN}'), "NaN is no number of JSON", id="nan"),
+    pytest.param(shard({"a": entry(0, 0, shape=[0, 2**64])}), "of the wrong kind", id="size-over-64-bits"),
+    pytest.param(shard({"a": entry(0, 0, shape=[2**40, 2**40, 0])}), "more elements than", id="product-over-64-bits"),
+    pytest.param(shard({"z": entry(4, 4), **WHOLE}), "overlaps the one before it by 4", id="empty-inside-another"),
     pytest.param(shard({"a": 5}), "lacks dtype, shape or data_offsets", id="entry-no-object"),
     pytest.param(shard({"a": entry(0, 16, shape=[True])}), "of the wrong kind", id="bool-in-shape"),
     pytest.param(shard({"a": {**entry(0, 16), "data_offsets": [0, 1, 2]}}), "of the wrong kind", id="three-offsets"),
@@ -118,3 +130,24 @@ def test_written_header_is_read_back(tmp_path: Path) -> None:
     assert header.tensors["ä"] == ("U8", (3,), 8, 11)
     assert header.data_bytes == 11
     assert len(header.raw) + 8 == len(before_data)
+
+
+ENTRY = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["U8", "F4", "BF16", "X"]) | st.none(),
+        "shape": st.lists(st.integers(-1, 3) | st.just(2**63), max_size=3) | st.floats(),
+        "data_offsets": st.tuples(st.integers(0, 9), st.integers(0, 9)) | st.text(max_size=3),
+    }
+)
+HEADER = st.dictionaries(st.text(max_size=3) | st.just("__metadata__"), ENTRY | st.none() | st.integers(), max_size=3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(raw=st.binary(max_size=40) | HEADER.map(lambda header: json.dumps(header).encode()))
+def test_any_header_is_read_or_refused_in_a_clause(raw: bytes) -> None:
+    try:
+        header = parse_header(raw)
+    except Hy3Error as error:
+        assert str(error)
+    else:
+        assert sum(tensor.end - tensor.start for tensor in header.tensors.values()) == header.data_bytes

@@ -5,18 +5,22 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._units import (
     Processes,
+    boot_time,
     innermost_unit,
     journal_commands,
     mask_argv,
     number,
     parse_show,
     refuse_secrets,
+    ticks_since_boot,
     unit_of_cgroup,
 )
 
@@ -164,6 +168,8 @@ def process(proc: Path, pid: int, *, cgroup: str, cmdline: bytes, environ: bytes
     (directory / "cgroup").write_text(cgroup)
     (directory / "cmdline").write_bytes(cmdline)
     (directory / "environ").write_bytes(environ)
+    # Fields 3 to 22 after the name; the process started two seconds after the boot, for ticks of 10 ms.
+    (directory / "stat").write_text(f"{pid} (a) b (c) S {' '.join(['0'] * 18)} 200 0\n")
     (directory / "limits").write_text("Limit  Soft  Hard  Units\nMax locked memory  8388608  unlimited  bytes\n")
 
 
@@ -180,6 +186,7 @@ def proc(tmp_path: Path) -> Path:
     )
     process(tmp_path, 3, cgroup="0::/init.scope\n", cmdline=b"init\0", environ=b"")
     (tmp_path / "meminfo").write_text("")
+    (tmp_path / "stat").write_text("cpu  1 2\nbtime 1796060000\nprocesses 9\n")
     return tmp_path
 
 
@@ -190,9 +197,16 @@ def test_processes_of_a_unit(proc: Path) -> None:
             "pid": 7,
             "title": "vllm",
             "user": os.getuid(),
+            "started": 1796060002.0,
             "environment": {"NCCL_IB_HCA": "rocep1s0f1", "EMPTY": "", "EQUALS": "a=b"},
         },
-        {"pid": 12, "title": "VLLM::Worker_TP0", "user": os.getuid(), "environment": None},
+        {
+            "pid": 12,
+            "title": "VLLM::Worker_TP0",
+            "user": os.getuid(),
+            "started": 1796060002.0,
+            "environment": None,
+        },
     ]
 
 
@@ -205,6 +219,25 @@ def test_argv_is_kept_byte_for_byte(proc: Path) -> None:
 def test_a_process_that_has_ended(proc: Path) -> None:
     processes = Processes(str(proc))
     assert (processes.argv(99), processes.environment(99, ["A"]), processes.memlock(99)) == ([], None, None)
+    assert processes.started(99) is None
+
+
+TEST_TICKS: list[tuple[str, str, int | None]] = [
+    ("plain", f"7 (raylet) S {'0 ' * 18}4242 9", 4242),
+    ("name with spaces", f"7 (VLLM::Worker 0) S {'0 ' * 18}4242 9", 4242),
+    ("name with parentheses", f"7 (a) S 1) R {'0 ' * 18}4242 9", 4242),
+    ("ended", "", None),
+    ("cut", "7 (raylet) S 1", None),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), [row[1:] for row in TEST_TICKS], ids=[row[0] for row in TEST_TICKS])
+def test_ticks_since_boot(text: str, expected: int | None) -> None:
+    assert ticks_since_boot(text) == expected
+
+
+def test_boot_time() -> None:
+    assert (boot_time("cpu 1\nbtime 1796060000\n"), boot_time("cpu 1\n")) == (1796060000, 0)
 
 
 def test_memlock(proc: Path) -> None:
@@ -217,3 +250,16 @@ def test_the_real_kernel() -> None:
     assert environment is not None
     assert set(environment) <= {"PATH"}
     assert processes.argv(os.getpid())
+
+
+def test_a_real_process_started_now() -> None:
+    before = time.time()
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        started = Processes().started(sleeper.pid)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    assert started is not None
+    # The boot is rounded down to a second, the start to a tick.
+    assert before - 1.1 < started <= time.time()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,4 +54,71 @@ def test_incomplete_and_absent_do_not_fail(tmp_path: Path) -> None:
 
 
 def test_unknown_level(tmp_path: Path) -> None:
-    assert "value of level must be one of" in run(path=str(tmp_path), level="hash")["msg"]
+    assert "value of level must be one of" in run(path=str(tmp_path), level="md5")["msg"]
+
+
+def test_every_byte_against_another_node(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two with a space"
+    for directory in (one, two):
+        directory.mkdir()
+        make(directory, 2000)
+    first = run(path=str(one), level="sha256")
+    assert [(file["name"], file["source"]) for file in first["files"]] == [
+        ("config.json", "read"),
+        ("model.safetensors.index.json", "read"),
+        ("s.safetensors", "read"),
+    ]
+    assert run(path=str(two), level="sha256", manifest=first["files"])["digest"] == first["digest"]
+    with (two / "s.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"x")
+    assert run(path=str(two), manifest=first["files"])["complete"]
+    damaged = run(path=str(two), level="sha256", manifest=first["files"])
+    assert (damaged["complete"], damaged["digest"]) == (False, None)
+    assert damaged["problems"][0].startswith("Files with other content than the manifest's (1): s.safetensors (")
+
+
+def test_manifest_without_hashes(tmp_path: Path) -> None:
+    make(tmp_path, 2000)
+    result = run(path=str(tmp_path), level="size", manifest=[{"name": "README.md", "size": 5}])
+    assert result["problems"] == ["Files of the manifest are missing (1): README.md; fetch them."]
+    assert "missing required arguments: size" in run(path=str(tmp_path), manifest=[{"name": "x"}])["msg"]
+
+
+def test_how_it_is_stored(tmp_path: Path) -> None:
+    make(tmp_path, 2000)
+    stored = {"part": "other", "drafter": False, "format": "u8", "modules": 1, "size": 2000}
+    assert run(path=str(tmp_path))["quantization"] == [stored]
+    assert run(path=str(tmp_path), level="size")["quantization"] == []
+
+
+def test_names_that_are_no_text_and_links_that_lead_away(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    make(home, 2000)
+    (home / "s.safetensors").rename(tmp_path / "s")
+    (home / "s.safetensors").symlink_to("../s")
+    (home / "old.safetensors").touch()
+    Path(os.fsdecode(os.fsencode(home) + b"/\xff.json")).write_text("{}")
+    result = run(path=str(home))
+    assert result["complete"]
+    assert (result["outside"], result["foreign"]) == (["s.safetensors"], ["old.safetensors"])
+    assert "\\udcff.json" in {file["name"] for file in result["files"]}
+    assert [warning.split(":")[0] for warning in result["warnings"]] == [
+        "Weights that do not belong to the checkpoint lie beside it, which no engine needs",
+        "Files of the checkpoint are links to elsewhere (1)",
+    ]
+
+
+def test_edited_small_file_is_only_a_warning(tmp_path: Path) -> None:
+    """Our own rules ask to add lm_head to the ignore list of config.json."""
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "c"
+    snapshot.mkdir(parents=True)
+    make(snapshot, 2000)
+    (tmp_path / "models--a--b" / "blobs").mkdir()
+    (snapshot / "config.json").rename(tmp_path / "models--a--b" / "blobs" / ("5a" * 20))
+    (snapshot / "config.json").symlink_to("../../blobs/" + "5a" * 20)
+    for level in ("header", "sha256"):
+        result = run(path=str(snapshot), level=level)
+        assert result["complete"]
+        assert "fetch it again unless it was edited here on purpose" in result["warnings"][0]

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +58,22 @@ def file_of(venv: Path) -> Path:
 
 
 def call(capsys: pytest.CaptureFixture[str], **arguments: Any) -> dict[str, Any]:
-    with patch_module_args({"patches": ["P1"], **arguments}), pytest.raises(SystemExit):
+    given = {name: value for name, value in {"patches": ["P1"], **arguments}.items() if value is not None}
+    with patch_module_args(given), pytest.raises(SystemExit):
         engine_patch.main()
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return answer
 
 
 def test_check_apply_again_revert(venv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = time.time()
     predicted = call(capsys, venv=str(venv), _ansible_check_mode=True)
     assert file_of(venv).read_text() == DEFECT
     done = call(capsys, venv=str(venv))
     assert file_of(venv).read_text() == APPLIED
+    # Check mode foresees when it would have been written: at that moment, since a running process would be older.
+    assert before <= predicted["patches"][0].pop("written") <= (written := done["patches"][0].pop("written"))
+    assert written == file_of(venv).stat().st_ctime
     assert done == predicted
     assert done["changed"] is True
     assert done["package_path"] == str(site_of(venv) / "vllm")
@@ -74,6 +81,7 @@ def test_check_apply_again_revert(venv: Path, capsys: pytest.CaptureFixture[str]
     assert [(diff["before"], diff["after"]) for diff in done["diff"]] == [(DEFECT, APPLIED)]
     again = call(capsys, venv=str(venv))
     assert (again["changed"], again["digest"]) == (False, done["digest"])
+    assert again["patches"][0]["written"] == written
     assert call(capsys, venv=str(venv), state="absent")["changed"] is True
     assert file_of(venv).read_text() == DEFECT
 
@@ -133,7 +141,66 @@ def test_exactly_one_way_to_the_package(capsys: pytest.CaptureFixture[str]) -> N
     assert "mutually exclusive: venv|package_path" in call(capsys, venv="/v", package_path="/p/vllm")["msg"]
 
 
+def test_says_what_no_patch_repairs(venv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c").mkdir()
+    token = {"added_tokens_decoder": {"1": {"content": "<think:opensource>"}}}
+    for name, content in (
+        ("config.json", {"num_hidden_layers": 2, "vocab_size": 120832}),
+        ("tokenizer_config.json", token),
+        ("model.safetensors.index.json", {"weight_map": {"lm_head.weight": "a"}}),
+    ):
+        (tmp_path / "c" / name).write_text(json.dumps(content))
+    answer = call(capsys, venv=str(venv), checkpoint=str(tmp_path / "c"), state="reported", patches=None)
+    (problem,) = answer["checkpoint_problems"]
+    assert problem.endswith("set token_suffix to ':opensource'.")
+    assert {entry["id"]: entry["needed_by"] for entry in answer["patches"]} == {
+        "P1": "not_needed",
+        "P2": "needed",
+        "P3": "not_needed",
+        "P7": "not_needed",
+    }
+
+
+def test_no_checkpoint_there(venv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, venv=str(venv), checkpoint=str(tmp_path / "none"))["msg"] == (
+        f"{tmp_path}/none has no config.json with settings in it: give the directory of a checkpoint."
+    )
+
+
+def test_patches_or_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        "state is present but any of the following are missing: patches, checkpoint"
+        in (call(capsys, venv="/v", patches=None)["msg"])
+    )
+
+
+def test_the_users_own_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prefix like /usr: its program is python3, and what pip installed with --user lies elsewhere."""
+    real = os.path.realpath(sys.executable)
+    version = subprocess.run(
+        [real, "-I", "-c", "import site; print(site.getusersitepackages())"],
+        text=True,
+        capture_output=True,
+        check=True,
+        env={"HOME": str(tmp_path)},
+    ).stdout.strip()
+    (tmp_path / "usr" / "bin").mkdir(parents=True)
+    (tmp_path / "usr" / "bin" / "python3").write_text(f'#!/bin/sh\nexec "{real}" "$@"\n')
+    (tmp_path / "usr" / "bin" / "python3").chmod(0o755)
+    package = Path(version) / "vllm"
+    file = package.parent / "vllm/model_executor/models/hy_v3_mtp.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(DEFECT)
+    (package / "__init__.py").touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    answer = call(capsys, venv=str(tmp_path / "usr"))
+    assert (answer["package_path"], answer["changed"]) == (str(package), True)
+    assert file.read_text() == APPLIED
+
+
 def test_documentation_lists_the_catalogue() -> None:
     documented = yaml.safe_load(engine_patch.DOCUMENTATION)["options"]
     assert list(documented["patches"]["choices"]) == list(_patch.CATALOGUE)
-    assert documented["engine"]["choices"] == sorted({patch.engine for patch in _patch.CATALOGUE.values()})
+    assert documented["engine"]["choices"] == sorted({patch.engine for patch, *_twins in _patch.CATALOGUE.values()})

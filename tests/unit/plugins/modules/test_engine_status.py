@@ -10,8 +10,10 @@ import http.server
 import json
 import os
 import stat
+import subprocess
 import sys
 import threading
+import time
 import typing as t
 from pathlib import Path
 
@@ -87,6 +89,7 @@ def test_never_deployed(node: Node) -> None:
     result = node.status(units=[SERVE], log_unit=SERVE)
     unit = result["units"][SERVE]
     assert (unit["load_state"], unit["main_pid"], unit["argv"], unit["invocation_id"]) == ("not-found", None, [], None)
+    assert unit["started"] is None
     assert (result["log"], result["failure"], result["changed"]) == (None, None, False)
 
 
@@ -97,6 +100,7 @@ def test_running_unit(node: Node) -> None:
     assert unit["argv"][0] == Path(f"/proc/{os.getpid()}/cmdline").read_bytes().split(b"\0")[0].decode()
     assert (unit["active_state"], unit["active_since"], unit["n_restarts"]) == ("active", 1796064461, 0)
     assert (unit["memory_current"], unit["memory_max"], unit["digest"]) == (1000, 8589934592, None)
+    assert time.time() - 3600 * 24 < unit["started"] <= time.time()
 
 
 # (id, properties that differ, words of the way out)
@@ -210,3 +214,29 @@ def test_systemd_that_does_not_answer(node: Node) -> None:
     node.program("systemctl", "sys.exit('Failed to connect to bus')")
     result = node.status(units=[SERVE])
     assert result["msg"] == "systemctl show failed with exit status 1: Failed to connect to bus"
+
+
+def test_engines_of_anybody(node: Node, tmp_path: Path) -> None:
+    log = tmp_path / "serve.log"
+    log.write_text("Overwriting environment variable NCCL_IB_GID_INDEX from '6' to '3'\n" + CRASH)
+    program = tmp_path / "somewhere/bin/vllm"
+    program.parent.mkdir(parents=True)
+    program.write_text("import time\ntime.sleep(60)\n")
+    with log.open("a") as out:
+        process = subprocess.Popen(
+            [sys.executable, str(program), "serve", "/m", "--api_key", "hush", "--moe-backend", "marlin"],
+            stdout=out,
+            env={"VLLM_HOST_IP": "10.77.0.1", "HF_TOKEN": "hush"},
+        )
+    try:
+        result = node.status(find_engines=True)
+    finally:
+        process.kill()
+        process.wait()
+    [found] = [one for one in result["engines"] if one["pid"] == process.pid]
+    assert found["arguments"]["moe-backend"] == "marlin"
+    assert found["environment"] == {"HF_TOKEN": "********", "VLLM_HOST_IP": "10.77.0.1"}
+    assert [(change["variable"], change["after"]) for change in found["changes"]] == [("NCCL_IB_GID_INDEX", "3")]
+    assert "patch P1" in found["failure"]["fix"]
+    assert "hush" not in repr(found)
+    assert node.status()["engines"] is None

@@ -28,6 +28,7 @@ def test_resolves(sysfs: str) -> None:
         "warnings": warnings,
         "changed": False,
         "gid_index": 3,
+        "address": "127.0.0.1",
         "hca": "=rocelo",
         "interface": "lo",
         "env": {

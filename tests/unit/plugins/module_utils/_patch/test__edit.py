@@ -14,6 +14,8 @@ from ansible_collections.sparks.hy3.plugins.module_utils._patch._edit import (
     calls,
     keyword,
     parameters,
+    same,
+    strings,
     unpacks,
 )
 
@@ -98,3 +100,40 @@ def test_parameters() -> None:
     (function,) = ast.parse("def f(a, /, b: int, *c, d='', **e): pass").body
     assert isinstance(function, ast.FunctionDef)
     assert parameters(function) == {"a", "b", "d"}
+
+
+# The file, and the file with two statements put before its return.
+TEST_STATEMENTS: list[tuple[str, bytes, bytes]] = [
+    ("own-line", b"def f():\n    return 1\n", b"def f():\n    a\n    b\n    return 1\n"),
+    ("same-line", b"def f(): return 1\n", b"def f(): a; b; return 1\n"),
+    ("after-another", b"def f():\n\tx; return 1", b"def f():\n\tx; a; b; return 1"),
+    ("crlf", b"def f():\r\n  return 1\r\n", b"def f():\r\n  a\r\n  b\r\n  return 1\r\n"),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [row[1:] for row in TEST_STATEMENTS], ids=[row[0] for row in TEST_STATEMENTS]
+)
+def test_insert_statements(before: bytes, after: bytes) -> None:
+    source = Source(before)
+    (function,) = source.tree.body
+    assert isinstance(function, ast.FunctionDef)
+    assert source.edited([source.insert_statements(function.body[-1], ["a", "b"])]) == after
+
+
+def test_replace_and_prepend_an_expression_of_several_lines() -> None:
+    source = Source("f(q=('ö'\n  'b'), r=1)\n".encode())
+    (call,) = calls(source.tree, "f")
+    q, r = (item.value for item in call.keywords)
+    assert source.edited([source.replace(q, "x"), source.prepend(r, "not ")]) == b"f(q=(x), r=not 1)\n"
+
+
+def test_strings_are_not_docstrings() -> None:
+    tree = ast.parse('"""module"""\ndef f():\n    "function"\n    return "a", f"b{x}"\n')
+    assert strings(tree) == ["a", "b"]
+
+
+def test_same_code_in_another_layout() -> None:
+    (statement,) = ast.parse("a = [1,\n  (2)]").body
+    assert same(statement, "a = [1, 2]")
+    assert not same(statement, "a = [2, 1]")

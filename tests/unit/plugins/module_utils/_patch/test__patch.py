@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import os
 import random
@@ -35,6 +36,7 @@ STATES: dict[Any, Finding] = {
     2: Finding("applied"),
     3: Finding("upstream_fixed", "it is 3"),
     4: Finding("partial", "it is 4"),
+    5: Finding("partial", "it is 5", rest=True),
 }
 
 
@@ -65,7 +67,7 @@ def patch_of(variable: str, file: str = FILE, new: str = "2") -> Patch:
 @pytest.fixture(autouse=True)
 def catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
     for patch in (patch_of("A"), patch_of("B"), patch_of("C", OTHER)):
-        monkeypatch.setitem(_patch.CATALOGUE, patch.id, patch)
+        monkeypatch.setitem(_patch.CATALOGUE, patch.id, (patch,))
 
 
 @pytest.fixture
@@ -127,6 +129,8 @@ def test_sequences(package: Path, steps: list[tuple[str, list[str]]], end: bytes
     for state, patches in steps:
         predicted = run(package, state, *patches, check_mode=True)
         done = run(package, state, *patches)
+        for entry, foreseen in zip(done["patches"], predicted["patches"], strict=True):
+            assert foreseen.pop("written") <= entry.pop("written")
         assert done == predicted
         assert done["patches"][0]["sha256"] == _patch.sha256(content(package))
         assert run(package, state, *patches)["changed"] is False
@@ -174,7 +178,7 @@ TEST_FOUND: list[tuple[str, bytes, str | None]] = [
     ("same-edit-not-ours", b"A = 2\n", "upstream_fixed"),
     ("class-not-there", b"Z = 1\n", "absent"),
     ("partial", b"A = 4\n", None),
-    ("unrecognised", b"A = 5\n", None),
+    ("unrecognised", b"A = 6\n", None),
     ("not-python", b"A = (\n", None),
     ("not-utf-8", b"A = 1 # \xff\n", None),
     ("alias-of-nothing", b"import sys\nimport vllm.gone as m\nsys.modules[__name__] = m\n", None),
@@ -199,6 +203,72 @@ def test_reported_shows_nothing_where_present_would_refuse(package: Path) -> Non
     (package.parent / FILE).write_bytes(b"A = 4\n")
     result = run(package, "reported", "TC", "TA")
     assert (states(result), result["unified_diff"]) == ([("defect", "defect"), ("partial", "partial")], "")
+
+
+def test_half_a_patch_that_can_be_finished(package: Path) -> None:
+    (package.parent / FILE).write_bytes(b"A = 5\n")
+    assert run(package, "reported", "TA")["unified_diff"] != ""
+    assert states(run(package, "present", "TA")) == [("partial", "applied")]
+    assert content(package) == b"A = 2\n"
+    run(package, "absent", "TA")
+    assert content(package) == b"A = 5\n"
+
+
+@pytest.mark.parametrize("check_mode", [True, False])
+def test_symbolic_link_is_refused(package: Path, tmp_path: Path, check_mode: bool) -> None:
+    (tmp_path / "shared.py").write_bytes(ORIGINAL)
+    (package.parent / FILE).unlink()
+    (package.parent / FILE).symlink_to(tmp_path / "shared.py")
+    with pytest.raises(Hy3Error, match=r"numbers\.py is a symbolic link to /.*/shared\.py, which .* was written\.$"):
+        run(package, "present", "TC", "TA", check_mode=check_mode)
+    assert (content(package), content(package, OTHER)) == (ORIGINAL, b"C = 1\n")
+    assert states(run(package, "reported", "TA")) == [("defect", "defect")]
+
+
+def test_failed_write_takes_the_ones_before_it_back(package: Path) -> None:
+    sealed = package / "sealed"
+    sealed.mkdir()
+    (package.parent / FILE).rename(sealed / "numbers.py")
+    (package.parent / FILE).write_bytes(b"import sys\nimport vllm.sealed.numbers as m\nsys.modules[__name__] = m\n")
+    before = listing(package)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "replace", failing_for("numbers.py", os.replace))
+        with pytest.raises(OSError, match="No space left"):
+            run(package, "present", "TC", "TA")
+    assert content(package, OTHER) == b"C = 1\n"
+    run(package, "absent", "TC", "TA")
+    assert listing(package) == before
+
+
+def failing_for(name: str, replace: Callable[..., None]) -> Callable[..., None]:
+    def replace_or_fail(old: str, new: Path) -> None:
+        if Path(new).name == name:
+            raise OSError(errno.ENOSPC, "No space left on device", str(new))
+        replace(old, new)
+
+    return replace_or_fail
+
+
+def test_owner_mode_and_bytecode(package: Path) -> None:
+    path = package.parent / FILE
+    path.chmod(0o640)
+    os.chown(path, 1234, 2345)
+    cache = path.parent / "__pycache__"
+    cache.mkdir()
+    for name in ("numbers.cpython-311.pyc", "numbers.cpython-312.opt-1.pyc", "letters.cpython-311.pyc"):
+        (cache / name).write_bytes(b"old")
+    run(package, "present", "TA")
+    found = path.stat()
+    assert (found.st_mode & 0o7777, found.st_uid, found.st_gid) == (0o640, 1234, 2345)
+    assert [left.name for left in cache.iterdir()] == ["letters.cpython-311.pyc"]
+
+
+def test_sidecar_has_both_hashes(package: Path) -> None:
+    run(package, "present", "TA")
+    (sidecar,) = (package / ".hy3-patch").iterdir()
+    record = json.loads(sidecar.read_text())
+    assert record["sha256_original"] == _patch.sha256(ORIGINAL)
+    assert record["written"] == {_patch.sha256(WITH_A): ["TA"]}
 
 
 def test_no_file(package: Path) -> None:
@@ -252,7 +322,7 @@ def test_patch_of_another_version_of_the_collection(package: Path, monkeypatch: 
     ids=["syntax", "parses-only", "other-state"],
 )
 def test_bad_patch_writes_nothing(package: Path, monkeypatch: pytest.MonkeyPatch, new: str, message: str) -> None:
-    monkeypatch.setitem(_patch.CATALOGUE, "TA", patch_of("A", new=new))
+    monkeypatch.setitem(_patch.CATALOGUE, "TA", (patch_of("A", new=new),))
     before = listing(package)
     with pytest.raises(Hy3Error, match=message):
         run(package, "present", "TA")
@@ -373,8 +443,8 @@ def test_program_answers_in_json(package: Path, inner: str, key: str) -> None:
 
 
 def test_program_says_what_it_cannot_write(package: Path) -> None:
-    (package.parent / _patch.CATALOGUE["P1"].file).parent.mkdir(parents=True)
-    (package.parent / _patch.CATALOGUE["P1"].file).mkdir()
+    (package.parent / _patch.CATALOGUE["P1"][0].file).parent.mkdir(parents=True)
+    (package.parent / _patch.CATALOGUE["P1"][0].file).mkdir()
     request = {"engine": "vllm", "patches": ["P1"], "state": "present", "package_path": str(package)}
     command = [sys.executable, *_patch.COMMAND, json.dumps(request)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
@@ -382,3 +452,43 @@ def test_program_says_what_it_cannot_write(package: Path) -> None:
         f"{package}/model_executor/models/hy_v3_mtp.py cannot be used (Is a directory): run as the user who owns the "
         "engine, where there is room to write."
     )
+
+
+def test_patch_of_another_engine(package: Path) -> None:
+    with pytest.raises(Hy3Error, match=r"^vllm has no patch P5: it has P1, P2, P3, P7"):
+        run(package, "present", "P5")
+
+
+def test_without_ids_everything_is_taken_out(package: Path) -> None:
+    run(package, "present", "TA", "TC")
+    result = _patch.run(engine="vllm", patches=None, state="absent", package_path=str(package))
+    assert result["changed"] is True
+    assert (content(package), content(package, OTHER)) == (ORIGINAL, b"C = 1\n")
+
+
+def test_every_entry_of_the_catalogue_is_told_apart() -> None:
+    entries = [patch for twins in _patch.CATALOGUE.values() for patch in twins if not patch.id.startswith("T")]
+    assert {patch.id for patch in entries} == {f"P{number}" for number in range(1, 9)}
+    assert len({(patch.id, patch.file) for patch in entries}) == len(entries) == 10
+    assert all(patch.file.startswith(f"{patch.engine}/") for patch in entries)
+    assert all(patch.title and patch.harm and patch.source for patch in entries)
+
+
+# The field cases of source_patch, by the test that has them.
+FIELD_CASES = {
+    "B74": "test__sglang.test_inspect[remap]",
+    "B75": "test_what_is_not_ours_stays, test_sequences",
+    "B77": "test__vllm.test_inspect, rows that count",
+    "B78": "test_alias_is_followed",
+    "B80": "test_bad_patch_writes_nothing; its log line belongs to the engine's log",
+    "B83": "test_digest_tells_nodes_with_different_code_apart; the role compares the digests",
+}
+NOT_OURS = {
+    "B81": "It decides by version ranges. Here the code decides: a repaired file is upstream_fixed in any version, and "
+    "an obsolete patch finds no defect, so nothing is repaired back. Row upstream-fixed shows it.",
+}
+
+
+def test_field_cases_are_all_placed() -> None:
+    assert not FIELD_CASES.keys() & NOT_OURS.keys()
+    assert {*FIELD_CASES, *NOT_OURS} == {"B74", "B75", "B77", "B78", "B80", "B81", "B83"}

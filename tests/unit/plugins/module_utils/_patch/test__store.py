@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,22 @@ def test_find_version(tmp_path: Path, name: str, file: str, version: str | None)
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).touch()
     assert find_version("vllm", [str(tmp_path)]) == version
+
+
+def test_when_a_file_was_written(root: Path) -> None:
+    package, path = Package(root / "vllm"), root / FILE
+    first = package.written(FILE, now=time.time())
+    assert first == path.stat().st_ctime
+    # What an installer that keeps times does: the same time of modification over another content.
+    time.sleep(0.05)
+    path.with_suffix(".new").write_bytes(NEW)
+    os.utime(path.with_suffix(".new"), (0, 0))
+    os.replace(path.with_suffix(".new"), path)
+    second = package.written(FILE, now=time.time())
+    assert path.stat().st_mtime == 0
+    assert first is not None
+    assert second is not None
+    assert second > first
+    # The clock was set back since.
+    assert package.written(FILE, now=first) is None
+    assert package.written("vllm/nothing.py", now=second) is None

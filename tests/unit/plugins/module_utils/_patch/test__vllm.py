@@ -1,20 +1,22 @@
 # Copyright (c) The sparks.hy3 contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""P1 on small sources with the structure of vLLM's file: each state by the syntax tree, and the exact edit."""
+"""P1, P3 and P7 on small sources with the structure of vLLM's files: each state by the syntax tree, and the edit."""
 
 from __future__ import annotations
 
 import ast
+import sys
 import textwrap
+import types
 from typing import Any
 
 import pytest
 from ansible_collections.sparks.hy3.plugins.module_utils._patch import build
-from ansible_collections.sparks.hy3.plugins.module_utils._patch._edit import State
+from ansible_collections.sparks.hy3.plugins.module_utils._patch._edit import Patch, State
 from ansible_collections.sparks.hy3.plugins.module_utils._patch._vllm import PATCHES
 
-(P1,) = PATCHES
+P1, P3, P7 = (patch for patch in PATCHES if patch.id != "P2")
 
 PLAIN = "cfg.vocab, cfg.width, quant_config=quant_config"
 SITE = "config=cfg, quant_config=quant_config"
@@ -130,3 +132,97 @@ def test_edit_on_lines_of_their_own() -> None:
     text = drafter("HEAD").replace("\n", "\r\n").replace("            HEAD\r\n", "".join(indented))
     new = build(text.encode(), [P1]).decode()
     assert new == text.replace(indented[2], '            prefix="lm_head",\r\n' + indented[2])
+
+
+PAD = '''\
+def pad_vocab_size(vocab_size: int, pad_to: int = 64) -> int:
+    """Pad the vocab size to the given value."""
+    return ((vocab_size + pad_to - 1) // pad_to) * pad_to
+'''
+SHARED = """\
+class HYV3MoEFused:
+    def __init__(self, config, quant_config=None, prefix=""):
+        self.gate = Gate(prefix=f"{prefix}.gate")
+        self.shared_mlp = HYV3FeedForward(quant_config=quant_config, prefix=f"{prefix}", reduce_results=False)
+
+
+class HYV3DecoderLayer:
+    def __init__(self, config, prefix=""):
+        self.mlp = HYV3FeedForward(prefix=f"{prefix}.mlp")
+"""
+NAME = 'prefix=f"{prefix}", '
+
+# (what, patch, file, its state)
+TEST_OTHERS: list[tuple[str, Patch, str, State]] = [
+    ("padding", P3, PAD, "defect"),
+    ("padding-no-docstring", P3, PAD.replace('    """Pad the vocab size to the given value."""\n', ""), "defect"),
+    (
+        "padding-lcm",
+        P3,
+        PAD.replace("    return", "    pad_to = math.lcm(pad_to, ranks())\n    return"),
+        "upstream_fixed",
+    ),
+    ("padding-size", P3, PAD.replace("    return", "    pad_to *= get_group().tp_size\n    return"), "upstream_fixed"),
+    ("padding-by-caller", P3, PAD + "size = pad_vocab_size(n, lcm(64, 3))\n", "upstream_fixed"),
+    ("padding-other-formula", P3, PAD.replace("- 1", "- 2"), "unrecognised"),
+    ("padding-other-names", P3, PAD.replace("pad_to: int", "to: int"), "unrecognised"),
+    ("padding-more", P3, PAD.replace("    return", "    check(pad_to)\n    return"), "unrecognised"),
+    ("padding-twice", P3, PAD * 2, "unrecognised"),
+    ("padding-moved", P3, "from elsewhere import pad_vocab_size\npad_vocab_size(1)\n", "unrecognised"),
+    ("padding-nothing", P3, "x = 1\n", "absent"),
+    ("shared", P7, SHARED, "defect"),
+    ("shared-plain-name", P7, SHARED.replace(NAME, "prefix=prefix, "), "defect"),
+    ("shared-named", P7, SHARED.replace(NAME, 'prefix=maybe_prefix(prefix, "shared_mlp"), '), "upstream_fixed"),
+    ("shared-other-name", P7, SHARED.replace(NAME, 'prefix=f"{prefix}.shared", '), "unrecognised"),
+    ("shared-no-name", P7, SHARED.replace(NAME, ""), "unrecognised"),
+    ("shared-unpacks", P7, SHARED.replace(NAME, "**names, "), "unrecognised"),
+    ("shared-twice", P7, SHARED.replace("Gate(", "HYV3FeedForward("), "unrecognised"),
+    ("shared-renamed", P7, SHARED.replace("MoEFused", "MoE"), "unrecognised"),
+    ("shared-nothing", P7, "x = 1\n", "absent"),
+]
+
+
+@pytest.mark.parametrize(
+    ("patch", "text", "state"), [row[1:] for row in TEST_OTHERS], ids=[row[0] for row in TEST_OTHERS]
+)
+def test_inspect_others(patch: Patch, text: str, state: State) -> None:
+    finding = patch.inspect(ast.parse(text))
+    assert finding.state == state
+    assert bool(finding.why) == (state != "defect")
+
+
+def test_shared_mlp_gets_its_name() -> None:
+    assert build(SHARED.encode(), [P7]).decode() == SHARED.replace(NAME, 'prefix=f"{prefix}.shared_mlp", ')
+
+
+# Ranks (0 before there are groups), vocabulary, padded vocabulary; 120960 is what three ranks measured.
+TEST_PADDED = [
+    (0, 120832, 120832),
+    (1, 120832, 120832),
+    (2, 120832, 120832),
+    (3, 120832, 120960),
+    (4, 120832, 120832),
+    (8, 120832, 120832),
+    (3, 64, 192),
+    (3, 120960, 120960),
+]
+
+
+@pytest.mark.parametrize(("ranks", "vocabulary", "padded"), TEST_PADDED)
+def test_padding_divides_among_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, vocabulary: int, padded: int
+) -> None:
+    state = types.ModuleType("parallel_state")
+    monkeypatch.setattr(state, "model_parallel_is_initialized", lambda: ranks > 0, raising=False)
+    monkeypatch.setattr(state, "get_tensor_model_parallel_world_size", lambda: 1 // bool(ranks) * ranks, raising=False)
+    monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", state)
+    for name in ("vllm", "vllm.distributed"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    space: dict[str, Any] = {}
+    exec(build(PAD.encode(), [P3]), space)  # noqa: S102
+    assert space["pad_vocab_size"](vocabulary) == padded
+
+
+def test_padding_on_one_line() -> None:
+    text = "def pad_vocab_size(vocab_size, pad_to=64): return (vocab_size + pad_to - 1) // pad_to * pad_to\n"
+    assert P3.inspect(ast.parse(build(text.encode(), [P3]))).state == "applied"

@@ -1,0 +1,87 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which of the long test suites have not passed with the inputs that they have now.
+
+A clone does not tell what it was changed from, so each suite that passes leaves the digest of its inputs in
+tests/passed.json, which is committed: `changed.py` prints the suites (make's names) whose digest is another one now,
+and `changed.py --passed SUITE` records one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RECORD = Path("tests/passed.json")
+
+COMMON = ["Makefile", "requirements", "ansible.cfg", "pyproject.toml"]
+# What two suites use of others.
+SHARED = ("tests/wheels/released.py", "tests/unit/plugins/modules/module_runner.py")
+# What the virtual machine runs.
+NODE_SIDE = ("errors", "memory", "page_cache", "roce")
+# Paths that git knows, by the suite whose outcome depends on them.
+INPUTS = {
+    "sanity": [
+        *(*COMMON, "plugins", "roles", "playbooks", "meta", "galaxy.yml", "changelogs"),
+        *("tests/official", "tests/unit"),
+    ],
+    "test-vm": [*COMMON, *(f"plugins/module_utils/_{name}.py" for name in NODE_SIDE), "tests/vm"],
+    "test-wheels": [*COMMON, "plugins/module_utils/_patch", "plugins/modules/engine_patch.py", "tests/wheels"],
+    "test-sglang": [
+        *(*COMMON, "plugins/module_utils", "plugins/modules/engine_patch.py", "roles/lab/files/make_tiny_hy3.py"),
+        *("tests/sglang", *SHARED),
+    ],
+    "integration": [*COMMON, "plugins", "roles", "playbooks", "inventories", "tests/integration", *SHARED],
+}
+
+
+def git(root: Path, *arguments: str) -> str:
+    # CI's clone may belong to another user.
+    command = ["git", "-c", f"safe.directory={root}", *arguments]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+
+
+def digest(root: Path, suite: str) -> str:
+    """SHA-256 over mode, content and path of each input, as git's index has them."""
+    return hashlib.sha256(git(root, "ls-files", "--stage", "--", *INPUTS[suite]).encode()).hexdigest()
+
+
+def recorded(root: Path) -> dict[str, str]:
+    path = root / RECORD
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def changed(root: Path) -> list[str]:
+    passed = recorded(root)
+    return [suite for suite in INPUTS if passed.get(suite) != digest(root, suite)]
+
+
+def record(root: Path, suite: str) -> str:
+    """Remember that ``suite`` passed, and say so; what is not committed yet is no state to remember."""
+    if git(root, "status", "--porcelain", "--", *INPUTS[suite]):
+        return f"{suite} passed with changes that are not committed, so tests/passed.json does not say so."
+    passed = recorded(root) | {suite: digest(root, suite)}
+    (root / RECORD).write_text(json.dumps(passed, indent=2, sort_keys=True) + "\n")
+    return f"{suite} passed: commit tests/passed.json."
+
+
+def main(arguments: list[str]) -> int:
+    match arguments:
+        case []:
+            print(*changed(ROOT))
+        case ["--passed", suite] if suite in INPUTS:
+            print(record(ROOT, suite))
+        case _:
+            suites = ", ".join(INPUTS)
+            print(f"changed.py knows no {' '.join(arguments)!r}: call it alone, or with --passed and one of {suites}.")
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

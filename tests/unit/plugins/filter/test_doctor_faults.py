@@ -1,0 +1,153 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import typing as t
+
+import pytest
+from ansible_collections.sparks.hy3.plugins.filter.doctor_faults import doctor_faults
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+Seen = dict[str, t.Any]
+UNIT = {"load_state": "loaded", "active_state": "active", "result": "success", "n_restarts": 0}
+RAYLET: Seen = {
+    "kind": "raylet",
+    "pid": 9,
+    "unit": "hy3-ray.service",
+    "arguments": {"node-ip-address": "10.77.0.1"},
+    "environment": {},
+    "changes": [],
+    "failure": None,
+    "log": "/l",
+}
+HEALTHY: Seen = {
+    "reach": {"ping": "pong"},
+    "status": {"units": {"hy3-ray.service": UNIT}, "failure": None, "ray": None},
+    "found": {"engines": [RAYLET]},
+    "smoke": {"ok": True},
+    "strangers": [],
+    "firewall": {"rc": 0},
+    "roce": {"gid_index": 3},
+    "memory": {"fits": True, "problems": []},
+    "rules": {"findings": [], "unjudged": {}},
+}
+FINDING = {"rule": "tp-heads", "severity": "error", "found": "num_attention_heads is 64", "what": "each", "fix": "use"}
+
+
+def engines(**over: t.Any) -> Seen:
+    return {"found": {"engines": [{**RAYLET, **over}]}}
+
+
+def test_a_healthy_node() -> None:
+    assert doctor_faults(HEALTHY, "spark-1", "10.77.0.1") == []
+
+
+# (what, laid over the healthy node, severity, rule, words of the sentence)
+FAULTS: list[tuple[str, Seen, str, str, str]] = [
+    (
+        "unreachable",
+        {"reach": {"unreachable": True, "msg": "No route to host"}},
+        "error",
+        "reach",
+        "(No route to host)",
+    ),
+    ("no Python", {"reach": {"failed": True, "msg": "not found"}}, "error", "reach", "(not found)"),
+    ("no plan", {"plan": {"msg": "hy3_profile is 'x'."}}, "error", "inventory", "hy3_profile is 'x'."),
+    ("a module that could not look", {"roce": {"msg": "No interface"}}, "error", "roce", "No interface."),
+    (
+        "a unit that restarts",
+        {
+            "status": {
+                "units": {
+                    "hy3-serve.service": {**UNIT, "active_state": "activating", "result": "exit-code", "n_restarts": 5}
+                }
+            }
+        },
+        "error",
+        "unit",
+        "hy3-serve.service is activating (exit-code, 5 restarts)",
+    ),
+    (
+        "Ray on the LAN",
+        engines(arguments={"node-ip-address": "192.168.50.20"}),
+        "error",
+        "ray-node-address",
+        "joined as 192.168.50.20",
+    ),
+    (
+        "an overwritten index",
+        engines(changes=[{"variable": "NCCL_IB_GID_INDEX", "before": "6", "after": "3", "log": "w.out"}]),
+        "error",
+        "carry-over-overwrites",
+        "NCCL_IB_GID_INDEX was overwritten from '6' to '3'",
+    ),
+    (
+        "a failed start",
+        engines(failure={"line": "KeyError: x", "cause": "C", "fix": "F"}),
+        "error",
+        "log",
+        "'KeyError: x': C; F.",
+    ),
+    ("memory", {"memory": {"fits": False, "problems": ["The caps add up to 118 GiB."]}}, "error", "memory", "118 GiB"),
+    ("a stranger", {"strangers": ["Port 8000 is in use."]}, "error", "occupied", "Port 8000"),
+    ("no nftables", {"firewall": {"rc": 2, "msg": "No such file"}}, "error", "firewall", "(No such file)"),
+    ("no answer", {"smoke": {"ok": False, "msg": "refused"}}, "error", "smoke", "refused."),
+    ("a rule", {"rules": {"findings": [{**FINDING, "allowed": False}]}}, "error", "tp-heads", "is 64, and each; use."),
+    (
+        "a warning",
+        {"rules": {"findings": [{**FINDING, "severity": "warning", "allowed": False}]}},
+        "warning",
+        "tp-heads",
+        "",
+    ),
+    (
+        "a fact that is not known",
+        {"rules": {"findings": [], "unjudged": {"a": "node", "b": "node"}}},
+        "unknown",
+        "a, b",
+        "without node.",
+    ),
+    ("a log that is not known", engines(changes=None, log=None), "unknown", "log", "a terminal or a pipe"),
+    ("a title over the environment", engines(environment=None), "unknown", "environment", "raylet 9"),
+]
+
+
+@pytest.mark.parametrize(
+    ("over", "severity", "rule", "words"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS]
+)
+def test_fault(over: Seen, severity: str, rule: str, words: str) -> None:
+    [fault] = doctor_faults({**HEALTHY, **over}, "spark-1", "10.77.0.1")
+    assert (fault["host"], fault["severity"], fault["rule"]) == ("spark-1", severity, rule)
+    assert words in fault["sentence"]
+
+
+def test_what_is_allowed_is_no_fault() -> None:
+    assert doctor_faults({**HEALTHY, "rules": {"findings": [{**FINDING, "allowed": True}]}}, "spark-1", "") == []
+
+
+def test_what_was_skipped_is_no_fault() -> None:
+    assert doctor_faults(dict.fromkeys(HEALTHY, {"skipped": True}) | {"strangers": []}, "spark-1", "") == []
+
+
+def test_the_worst_comes_first() -> None:
+    seen = {
+        **HEALTHY,
+        "smoke": {"ok": False},
+        "rules": {"findings": [{**FINDING, "severity": "note", "allowed": False}], "unjudged": {"a": "b"}},
+    }
+    assert [fault["severity"] for fault in doctor_faults(seen, "spark-1", "")] == ["error", "note", "unknown"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seen=st.dictionaries(
+        st.sampled_from(sorted(HEALTHY)),
+        st.fixed_dictionaries({}, optional={"msg": st.text(), "skipped": st.booleans()}),
+    )
+)
+def test_results_without_their_keys_are_faults_and_no_traceback(seen: Seen) -> None:
+    seen.pop("strangers", None)
+    doctor_faults(seen, "spark-1", "10.77.0.1")

@@ -1,0 +1,135 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a checkpoint makes of a run: what is applied, what is refused, and what does not matter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.sparks.hy3.plugins.module_utils import _patch
+from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
+
+
+def checkpoint(place: Path, tensors: list[str], **files: Any) -> str:
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps({"num_hidden_layers": 2, "vocab_size": 120832, **files}))
+    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "a")}))
+    return str(place)
+
+
+PAD_FILE = "vllm/model_executor/layers/vocab_parallel_embedding.py"
+PAD = b"def pad_vocab_size(vocab_size, pad_to=64):\n    return (vocab_size + pad_to - 1) // pad_to * pad_to\n"
+# Ranks, patches asked for, content of the file of P3, its state after present, None if refused, "-" if not looked at.
+TEST_NEEDED: list[tuple[str, int, list[str] | None, bytes, str | None]] = [
+    ("needed", 3, None, PAD, "applied"),
+    ("needed-and-more", 3, ["P1"], PAD, "applied"),
+    ("not-needed", 2, None, PAD, "-"),
+    ("asked-for", 2, ["P3"], PAD, "applied"),
+    ("needed-fixed", 3, [], PAD.replace(b"    return", b"    pad_to *= tp_size\n    return"), "upstream_fixed"),
+    ("needed-unknown", 3, None, PAD.replace(b"- 1", b""), None),
+    ("unknown-and-not-needed", 2, ["P3"], PAD.replace(b"- 1", b""), "unrecognised"),
+]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "asked", "code", "state"), [row[1:] for row in TEST_NEEDED], ids=[row[0] for row in TEST_NEEDED]
+)
+def test_checkpoint_decides(
+    tmp_path: Path, ranks: int, asked: list[str] | None, code: bytes, state: str | None
+) -> None:
+    package = tmp_path / "vllm"
+    path = package.parent / PAD_FILE
+    path.parent.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    path.write_bytes(code)
+    arguments: dict[str, Any] = {
+        "engine": "vllm",
+        "package_path": str(package),
+        "checkpoint": checkpoint(tmp_path / "c", ["lm_head.weight"]),
+        "tensor_parallel_size": ranks,
+        "patches": asked,
+    }
+    if state is None:
+        with pytest.raises(Hy3Error, match="does not have the code that patch P3 knows"):
+            _patch.run(**arguments, state="present")
+        assert path.read_bytes() == code
+        return
+    result = _patch.run(**arguments, state="present")
+    found = {entry["id"]: (entry["state"], entry["needed_by"]) for entry in result["patches"]}
+    wanted = (state, "needed" if ranks == 3 else "not_needed")
+    assert found.get("P3") == (None if state == "-" else wanted)
+    reported = _patch.run(**{**arguments, "patches": None}, state="reported")
+    assert {entry["id"] for entry in reported["patches"]} >= {"P1", "P2", "P3", "P7"}
+    assert all(entry["needed_why"] for entry in reported["patches"])
+
+
+def test_harmful_patch_is_refused(tmp_path: Path) -> None:
+    package = tmp_path / "sglang"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    experts = "model.layers.2.mlp.experts.0.gate_proj"
+    arguments: dict[str, Any] = {
+        "engine": "sglang",
+        "package_path": str(package),
+        "checkpoint": checkpoint(tmp_path / "c", [f"{experts}.weight", f"{experts}.weight_scale"]),
+    }
+    with pytest.raises(Hy3Error, match="Patch P5 would break this checkpoint .* is stored quantized"):
+        _patch.run(**arguments, patches=["P5"], state="present")
+    _patch.run(**arguments, patches=["P5"], state="absent")
+    assert "P5" not in {entry["id"] for entry in _patch.run(**arguments, patches=None, state="present")["patches"]}
+
+
+# Text before, text after; the tokens end in :a.
+TEST_KEY: list[tuple[str, str, str]] = [
+    ("indented", '{\n  "x": "é"\n}\n', '{\n  "token_suffix": ":a",\n  "x": "é"\n}\n'),
+    ("one-line", '{"x": 1}', '{"token_suffix": ":a","x": 1}'),
+    ("crlf", '{\r\n\t"x": 1\r\n}', '{\r\n\t"token_suffix": ":a",\r\n\t"x": 1\r\n}'),
+    ("bom", '\ufeff{"x": 1}', '\ufeff{"token_suffix": ":a","x": 1}'),
+    ("empty", "{\n}", '{"token_suffix": ":a"\n}'),
+    ("wrong", '{"token_suffix": ":b", "x": "é"}', '{\n  "token_suffix": ":a",\n  "x": "é"\n}\n'),
+    ("right", '{"token_suffix": ":a"}', '{"token_suffix": ":a"}'),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), [row[1:] for row in TEST_KEY], ids=[row[0] for row in TEST_KEY])
+def test_key_is_repaired_on_request(tmp_path: Path, before: str, after: str) -> None:
+    package = tmp_path / "vllm"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    place = Path(checkpoint(tmp_path / "c", ["lm_head.weight"]))
+    (place / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"content": "<think:a>"}]}))
+    file = place / "tokenizer_config.json"
+    file.write_bytes(before.encode())
+    file.chmod(0o640)
+
+    def run(*, repair: bool = True, check_mode: bool = False, state: str = "present") -> dict[str, Any]:
+        return _patch.run(
+            engine="vllm",
+            package_path=str(package),
+            patches=None,
+            state=state,
+            checkpoint=str(place),
+            repair_token_suffix=repair,
+            check_mode=check_mode,
+        )
+
+    assert (run(repair=False)["changed"], len(run(repair=False)["checkpoint_problems"])) == (False, before != after)
+    assert run(state="reported")["changed"] is run(state="absent")["changed"] is False
+    predicted = run(check_mode=True)
+    assert file.read_bytes() == before.encode()
+    done = run()
+    assert done == predicted
+    assert (done["changed"], done["checkpoint_problems"]) == (before != after, [])
+    assert file.read_bytes() == after.encode()
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert run()["changed"] is False
+    assert sorted(path.name for path in place.iterdir()) == [
+        "config.json",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]

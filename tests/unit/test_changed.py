@@ -1,0 +1,82 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""On a repository of its own: which suites ran green with what is there now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible_collections.sparks.hy3.tests.changed import INPUTS, RECORD, changed, git, main, record
+
+ALL = list(INPUTS)
+
+
+def write(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+    git(root, "add", path)
+
+
+def commit(root: Path) -> None:
+    git(root, "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "--quiet", "--all", "--message=x")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    git(tmp_path, "init", "--quiet")
+    for path in ("Makefile", "roles/engine/tasks/main.yml", "tests/official/run.py", "README.md"):
+        write(tmp_path, path, "one\n")
+    commit(tmp_path)
+    return tmp_path
+
+
+def pass_all(root: Path) -> None:
+    for suite in ALL:
+        record(root, suite)
+    git(root, "add", str(RECORD))
+    commit(root)
+
+
+def test_nothing_has_passed_yet(root: Path) -> None:
+    assert changed(root) == ALL
+
+
+def test_what_passed_is_not_run_again(root: Path) -> None:
+    pass_all(root)
+    assert changed(root) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "suites"),
+    [
+        ("README.md", []),
+        ("tests/official/run.py", ["sanity"]),
+        ("roles/engine/tasks/main.yml", ["sanity", "integration"]),
+        ("roles/new/tasks/main.yml", ["sanity", "integration"]),
+        ("Makefile", ALL),
+    ],
+)
+def test_a_changed_input(root: Path, path: str, suites: list[str]) -> None:
+    pass_all(root)
+    write(root, path, "two\n")
+    commit(root)
+    assert changed(root) == suites
+
+
+def test_a_removed_input(root: Path) -> None:
+    pass_all(root)
+    git(root, "rm", "--quiet", "tests/official/run.py")
+    assert changed(root) == ["sanity"]
+
+
+def test_uncommitted_changes_are_not_recorded(root: Path) -> None:
+    (root / "Makefile").write_text("two\n")
+    assert "not committed" in record(root, "integration")
+    assert changed(root) == ALL
+
+
+def test_a_suite_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--passed", "integratoin"]) == 2
+    assert "integratoin" in capsys.readouterr().out

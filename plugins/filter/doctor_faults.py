@@ -92,7 +92,7 @@ def _engine(status: Facts, engines: t.Sequence[Facts], address: str) -> list[tup
             faults.append(
                 (
                     "ray-node-address",
-                    f"Ray joined as {joined}, and this node's hy3_fabric_address is {address}; start Ray with "
+                    f"Ray joined as {joined}, and this node's address is {address}; start Ray with "
                     f"--node-ip-address={address}.",
                 )
             )

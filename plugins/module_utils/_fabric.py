@@ -154,7 +154,13 @@ class Reader:
 
 
 def read_node(
-    *, address: str | None, interface: str | None, hca: str | None, sysfs: Sysfs, links: str
+    *,
+    address: str | None,
+    interface: str | None,
+    hca: str | None,
+    sysfs: Sysfs,
+    links: str,
+    ring: Sequence[Facts] = (),
 ) -> dict[str, t.Any]:
     """Return the facts of a node, in ``problems`` what was asked for and is not there, in ``notes`` what is left out.
 
@@ -164,17 +170,24 @@ def read_node(
         hca: The ``NCCL_IB_HCA`` selector that the user named, or None for the HCAs behind the netdev.
         sysfs: The kernel's view.
         links: Output of :data:`LINK_COMMAND`.
+        ring: ``interface`` and ``address`` of each link of a ring. Their HCAs are then used, and ``address`` may be on
+            any interface.
 
     Raises:
-        Hy3Error: ``address``, ``hca`` or ``links`` is malformed.
+        Hy3Error: ``address``, ``hca``, ``links`` or ``ring`` is malformed.
     """
     reader = Reader(sysfs, links)
     try:
         wanted = None if address is None else str(parse_address(address))
         selector = None if hca is None else parse_selector(hca)
+        places = [(str(link["interface"]), str(parse_address(link["address"]))) for link in ring]
     except RoceError as exc:
         raise Hy3Error(str(exc)) from exc
-    owner, problems = find_interface(wanted, interface, list(reader.links.values()))
+    known = list(reader.links.values())
+    owner, problems = find_interface(wanted, interface, known)
+    for name, place in places:
+        problems += find_interface(place, name, known)[1]
+    carriers = [name for name, _place in places if name in reader.links] or ([owner] if owner and not places else [])
     ports: list[Port] = []
     try:
         ports = sysfs.ports()
@@ -187,8 +200,9 @@ def read_node(
     try:
         if ports and selector is not None:
             selected = select_ports(selector, ports)
-        elif ports and owner is not None:
-            selected = sysfs.ports_of(owner, ports)
+        elif ports:
+            behind = [port for name in carriers for port in sysfs.ports_of(name, ports)]
+            selected = list(dict.fromkeys(behind))
         if selected:
             selected, warnings = usable_ports(selected)
             notes += [f"{warning}." for warning in warnings]

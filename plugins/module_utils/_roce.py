@@ -266,6 +266,29 @@ def choose_index(
     return fitting[0], []
 
 
+def ring_notes(tables: Mapping[str, Sequence[Gid]], nccl_version: str | None) -> list[str]:
+    """Return what NCCL does about the GID index in a ring, where no index is good for every link.
+
+    Args:
+        tables: The GID table of each selected port, by label.
+        nccl_version: That of the NCCL that will run.
+
+    Raises:
+        RoceError: A port has no usable row, or this NCCL needs an index.
+    """
+    bare = [label for label, table in tables.items() if not any(row.usable for row in table)]
+    if bare:
+        raise RoceError(
+            f"No RoCE v2 GID with an IPv4 address on {_listed(bare)}: give each link of the ring an address"
+        )
+    if not nccl_chooses(nccl_version):
+        raise RoceError(
+            f"In a ring NCCL chooses a GID index for each link, which 2.21 or newer does, and this one is "
+            f"{nccl_version or 'of an unknown version'}: install a newer one in the venv, or use a switch"
+        )
+    return [f"NCCL {nccl_version} chooses an index for each link of the ring"]
+
+
 def nccl_chooses(version: str | None) -> bool:
     """Return whether an NCCL of this version (``2.28.9``; None if not known) finds GIDs without being told."""
     if version is None:
@@ -274,6 +297,12 @@ def nccl_chooses(version: str | None) -> bool:
     if match is None:
         raise RoceError(f"NCCL version {version!r} is none: write it as 2.28.9, or leave it out")
     return (int(match[1]), int(match[2])) >= NCCL_CHOOSES_GID
+
+
+def nccl_of(venv: str) -> str | None:
+    """Return the version of the NCCL that pip installed in a virtual environment, None if there is none."""
+    found = sorted(Path(venv).glob("lib*/python3*/site-packages/nvidia_nccl_cu*-*.dist-info"))
+    return found[-1].name.removesuffix(".dist-info").rpartition("-")[2] if found else None
 
 
 def netdev_name(value: str) -> str:
@@ -476,30 +505,41 @@ def resolve(
     sysfs: Sysfs,
     list_addresses: Callable[[], str],
     nccl_version: str | None = None,
+    links: Sequence[str] = (),
 ) -> Resolution:
     """Find netdev, HCA ports and GID index for a fabric address.
 
     Args:
-        address: The node's IPv4 address on the fabric, or None for that of the interface.
-        hca: An ``NCCL_IB_HCA`` selector, or None for the HCA behind the netdev.
+        address: The node's IPv4 address on the fabric, or None for that of the interface. In a ring, the one that every
+            node reaches, wherever it is.
+        hca: An ``NCCL_IB_HCA`` selector, or None for the HCA behind the netdev, or those behind the links.
         interface: The netdev, or None for the one that owns the address.
         sysfs: The kernel's view.
         list_addresses: Returns the output of ``ip -j -4 addr show``.
         nccl_version: That of the NCCL that will use the answer. With 2.21 or newer, HCAs without a common index are
             left to it; otherwise they are refused.
+        links: The netdevs of a ring, each cabled to another node; empty where one address reaches every node.
 
     Raises:
         RoceError: This node cannot serve on that address.
     """
-    links = list_addresses()
+    addresses = list_addresses()
     if address is None and interface is None:
         raise RoceError("Neither an address nor an interface is given: name one of them")
-    wanted = choose_address(links, interface or "") if address is None else parse_address(address)
-    netdev = choose_interface(wanted, links, interface, lambda name: sysfs.has_gid(name, wanted))
+    wanted = choose_address(addresses, interface or "") if address is None else parse_address(address)
+    netdev = choose_interface(wanted, addresses, interface, lambda name: sysfs.has_gid(name, wanted))
     ports = sysfs.ports()
-    selected = sysfs.ports_of(netdev, ports) if hca is None else select_ports(parse_selector(hca), ports)
+    if hca is None:
+        behind = [port for name in links or [netdev] for port in sysfs.ports_of(name, ports)]
+        selected = list(dict.fromkeys(behind))
+    else:
+        selected = select_ports(parse_selector(hca), ports)
     active, warnings = usable_ports(selected)
     tables = {port: sysfs.table(port) for port in active}
+    if links:
+        notes = ring_notes({port.label: table for port, table in tables.items()}, nccl_version)
+        indexes = {port: min(row.index for row in table if row.usable) for port, table in tables.items()}
+        return Resolution(None, exact_selector(active, ports), netdev, wanted, tables, indexes, warnings + notes)
     if wanted.is_link_local:
         warnings.append(f"{wanted} is a link-local address and may change: give the fabric a static one")
     for port, table in tables.items():
@@ -542,6 +582,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--interface", help="netdev (default: the one that owns the address)")
     parser.add_argument("--sysfs-root", default="/sys")
     parser.add_argument("--nccl-version", help="from 2.21 on, HCAs without a common GID index are left to NCCL")
+    parser.add_argument("--venv", help="virtual environment that has this NCCL, where no version is given")
+    parser.add_argument("--link", action="append", default=[], help="netdev of a ring, once for each")
     parser.add_argument("--output", required=True, type=Path, help="EnvironmentFile to write")
     options = parser.parse_args(arguments)
     try:
@@ -553,7 +595,8 @@ def main(arguments: Sequence[str]) -> int:
             interface=options.interface,
             sysfs=Sysfs(options.sysfs_root),
             list_addresses=_run_ip,
-            nccl_version=options.nccl_version,
+            nccl_version=options.nccl_version or (nccl_of(options.venv) if options.venv else None),
+            links=options.link,
         )
         write_atomically(options.output, render_env_file(found.env))
     except RoceError as exc:

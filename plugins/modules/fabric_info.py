@@ -35,6 +35,25 @@ options:
       - Which HCAs are to be used, in the syntax of E(NCCL_IB_HCA), for example V(=rocep1s0f1).
       - If left out, those behind O(interface).
     type: str
+  links:
+    description:
+      - The links of a ring without a switch, each cabled to another node.
+      - The HCAs behind them are then the ones that are used, and O(address) may be on any interface.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      interface:
+        description: The network interface of the link.
+        type: str
+        required: true
+      address:
+        description: IPv4 address of this node on the link, without a prefix length.
+        type: str
+        required: true
+      peer:
+        description: Name of the node at the other end, for people. It is not read.
+        type: str
   peers:
     description:
       - Fabric addresses of other nodes to reach, each through the port in its subnet, or else through O(interface).
@@ -55,6 +74,14 @@ EXAMPLES = r"""
     address: 192.168.100.1
     peers: [192.168.100.2]
   register: fabric
+
+- name: Look at a node of a ring, where each link leads to another node
+  sparks.hy3.fabric_info:
+    address: 192.168.1.11
+    links:
+      - {interface: enp1s0f0np0, address: 192.168.12.1, peer: spark-2}
+      - {interface: enp1s0f1np1, address: 192.168.31.1, peer: spark-3}
+    peers: [192.168.12.2, 192.168.31.3, 192.168.1.12, 192.168.1.13]
 
 - name: See which netdevs and HCAs a node has
   sparks.hy3.fabric_info:
@@ -263,6 +290,16 @@ def main() -> None:
             "address": {"type": "str"},
             "interface": {"type": "str"},
             "hca": {"type": "str"},
+            "links": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "interface": {"type": "str", "required": True},
+                    "address": {"type": "str", "required": True},
+                    "peer": {"type": "str"},
+                },
+            },
             "peers": {"type": "list", "elements": "str", "default": []},
             "sysfs_root": {"type": "path", "default": "/sys"},
         },
@@ -274,7 +311,8 @@ def main() -> None:
     ip = module.get_bin_path(LINK_COMMAND[0], required=True)
     links = module.run_command([ip, *LINK_COMMAND[1:]], check_rc=True)[1]
     try:
-        facts = read_node(**asked, sysfs=Sysfs(module.params["sysfs_root"]), links=links)
+        sysfs = Sysfs(module.params["sysfs_root"])
+        facts = read_node(**asked, sysfs=sysfs, links=links, ring=module.params["links"])
         paths = check_peers(module, ip, facts)
     except (Hy3Error, RoceError) as exc:
         module.fail_json(msg=str(exc))

@@ -42,6 +42,17 @@ options:
       - With 2.21 or newer, HCAs that have no GID index in common leave RV(gid_index) empty, and NCCL chooses one for
         each. Older, or left out, they are refused.
     type: str
+  venv:
+    description: Virtual environment that has this NCCL, where no O(nccl_version) is given.
+    type: path
+  links:
+    description:
+      - The network interfaces of a ring without a switch, each cabled to another node. RV(gid_index) is then null, for
+        no index is good for every link, and NCCL has to be 2.21 or newer.
+      - O(address) is then the one that every node reaches, whatever interface it is on.
+    type: list
+    elements: str
+    default: []
   sysfs_root:
     description: Where the kernel's device tree is mounted.
     type: path
@@ -169,6 +180,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._roce import (
     Resolution,
     RoceError,
     Sysfs,
+    nccl_of,
     port_warnings,
     resolve,
 )
@@ -209,6 +221,8 @@ def main() -> None:
             "hca": {"type": "str"},
             "interface": {"type": "str"},
             "nccl_version": {"type": "str"},
+            "venv": {"type": "path"},
+            "links": {"type": "list", "elements": "str", "default": []},
             "sysfs_root": {"type": "path", "default": "/sys"},
         },
         required_one_of=[("address", "interface")],
@@ -219,6 +233,7 @@ def main() -> None:
         command = [module.get_bin_path(ADDRESS_COMMAND[0], required=True), *ADDRESS_COMMAND[1:]]
         return module.run_command(command, check_rc=True)[1]
 
+    venv = module.params["venv"]
     try:
         found = resolve(
             address=module.params["address"],
@@ -226,7 +241,8 @@ def main() -> None:
             interface=module.params["interface"],
             sysfs=Sysfs(module.params["sysfs_root"]),
             list_addresses=list_addresses,
-            nccl_version=module.params["nccl_version"],
+            nccl_version=module.params["nccl_version"] or (nccl_of(venv) if venv else None),
+            links=module.params["links"],
         )
     except RoceError as exc:
         module.fail_json(msg=str(exc))

@@ -316,6 +316,7 @@ def test_ray_environment(rendered: Rendered, sysfs: Path, node: str) -> None:
     assert resolver[:3] == ["/usr/bin/python3", "-I", "/usr/local/lib/hy3/roce.py"]
     options = read_options(resolver[3:])
     assert (options.pop("output"), options.pop("sysfs-root")) == ("/run/hy3-ray/fabric.env", "/sys")
+    assert options.pop("venv") == "/opt/hy3/venv"
     found = fabric_environment(
         sysfs,
         node=node,

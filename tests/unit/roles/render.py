@@ -24,7 +24,17 @@ def playbook_command(
     playbook = f"tests/unit/roles/{name}.yml"
     return {
         "args": [
-            *(sys.executable, "-m", "ansible", "playbook", playbook, "-i", f"inventories/{inventory}", "-e", f"@{file}"),
+            *(
+                sys.executable,
+                "-m",
+                "ansible",
+                "playbook",
+                playbook,
+                "-i",
+                f"inventories/{inventory}",
+                "-e",
+                f"@{file}",
+            ),
             *options,
         ],
         "cwd": ROOT,

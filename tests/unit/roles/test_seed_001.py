@@ -90,7 +90,10 @@ CAP = "the post has no limits; 0.90 of the memory is more than LibertAI's cap of
 
 
 def capped(cap: str, differences: Differences) -> tuple[Table, Differences]:
-    caps = {"Service.MemoryMax": Ours(cap, CAP), "Service.MemorySwapMax": Ours("0", f"{LIBERTAI}: a kill, no thrashing")}
+    caps = {
+        "Service.MemoryMax": Ours(cap, CAP),
+        "Service.MemorySwapMax": Ours("0", f"{LIBERTAI}: a kill, no thrashing"),
+    }
     return {}, differences | caps
 
 

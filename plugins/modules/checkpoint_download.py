@@ -147,6 +147,8 @@ kept:
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -188,10 +190,21 @@ def read_request(module: AnsibleModule) -> Request:
     )
 
 
+@contextmanager
+def readable() -> Iterator[None]:
+    """What cannot be looked at within is said in a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise Hy3Error(
+            f"{error.filename} cannot be used ({error.strerror or error}); give it to the user that fetches."
+        ) from error
+
+
 def run(module: AnsibleModule) -> Work:
     """Fetch what is lacking, or in check mode see what that is and whether it could be fetched."""
     request = read_request(module)
-    with acting_as(module.params["user"]):
+    with acting_as(module.params["user"]), readable():
         download = Download(request, Client(Path(module.params["venv"]) / "bin/python", request))
         download.check()
         work = download.plan()

@@ -9,6 +9,7 @@ Headers, error codes and routes are those that huggingface_hub 2.4.0 reads (``hf
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -43,6 +44,7 @@ class LocalHub:
     delay: float = 0  # seconds before each answer
     wait_within: float = 0  # seconds in the middle of a large file
     damage: set[str] = field(default_factory=set)  # files of which other bytes are sent
+    claimed: dict[str, int] = field(default_factory=dict)  # sizes in the list, for a disk that is too small
     html: bool = False  # something else than a hub
     seen: list[Seen] = field(default_factory=list)
 
@@ -117,7 +119,10 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.html:
             return self._send(200, b"<html>Welcome</html>", {"Content-Type": "text/html"})
         if hub.token and bearer != f"Bearer {hub.token}":
-            return self._send(401, b"", {"X-Error-Message": "Invalid username or password."})
+            # Nobody learns which repositories are private; a token that is none is said.
+            unknown = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Invalid username or password."}
+            wrong = {"X-Error-Message": "Invalid credentials in Authorization header"}
+            return self._send(401, b"", wrong if bearer else unknown)
         api, _, rest = path.removeprefix("/api/models/").partition(f"{REPOSITORY}/")
         if path.startswith("/api/models/") and not api and rest:
             return self._describe(*rest.partition("/")[::2])
@@ -136,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = [
             {
                 "rfilename": file["path"],
-                "size": file["size"],
+                "size": self.hub.claimed.get(file["path"], file["size"]),
                 "blobId": file["oid"],
                 **({"lfs": {"sha256": file["lfs"]["oid"], **file["lfs"]}} if "lfs" in file else {}),
             }
@@ -174,6 +179,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
+        # A client that is killed or gives up has closed the connection.
+        with contextlib.suppress(ConnectionError):
+            self._send_body(content, large=large)
+
+    def _send_body(self, content: bytes, *, large: bool) -> None:
         hub = self.hub
         half = hub.cut_after or len(content) // 2
         self.wfile.write(content[:half])

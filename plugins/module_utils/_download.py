@@ -227,7 +227,7 @@ class Client:
                 "is fetched."
             ) from error
         if "failure" in answer:
-            fetching = question["do"] == "fetch" and not question["dry"]
+            fetching = question["do"] == "fetch"
             raise Hy3Error(explain(answer["failure"], self.request, fetching=fetching, python=str(self.python)))
         return answer
 

@@ -27,9 +27,10 @@ from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._manifest import contradiction, hash_all, hub_reference
 from ansible_collections.sparks.hy3.plugins.module_utils._padding_tree import MARKER as PADDING
 
-# Hidden, so neither is part of the manifest or of a padded copy.
-RECORD = ".hy3-download"
-PROGRESS = ".hy3-progress"
+# Beside the client's notes, so neither is part of the manifest or of a padded copy.
+RECORD = ".cache/huggingface/hy3-download.json"
+PROGRESS = ".cache/huggingface/hy3-progress.json"
+NOTE = LOCAL_DOWNLOADS + "/{}.metadata"
 # huggingface_hub 2.4.0 (_download_to_tmp_and_move) gives each attempt a name of its own and goes on with none of them;
 # older ones end in the etag, and are gone on with.
 _ABANDONED = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
@@ -63,6 +64,16 @@ def parse_record(text: str) -> dict[str, t.Any]:
     return record if isinstance(record, dict) and isinstance(record.get("files"), dict) else {}
 
 
+def nearest(directory: Path) -> Path:
+    """The directory, or that of its parents which is there."""
+    return next(path for path in (directory, *directory.absolute().parents) if path.exists())
+
+
+def may_write(directory: Path) -> bool:
+    """Whether the effective user may make files there."""
+    return os.access(directory, os.W_OK | os.X_OK, effective_ids=True)
+
+
 class Download:
     """The directory that becomes the checkpoint. ``ask`` puts a question to the client and calls back every while."""
 
@@ -91,8 +102,8 @@ class Download:
                 f"{self.directory} holds {record.get('repository')}, not {self.request.repository}, and files of both "
                 "would be mixed; name another directory, or remove that one."
             )
-        place = next(path for path in (self.directory, *self.directory.absolute().parents) if path.exists())
-        if not os.access(place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        # Root makes one that is not there, and gives it away.
+        if not may_write(place := nearest(self.directory)) and (self.directory.exists() or os.getuid() != 0):
             raise Hy3Error(f"{place} cannot be written by the user that fetches; give it to that user.")
 
     def plan(self) -> Work:
@@ -133,10 +144,9 @@ class Download:
 
     def check_space(self, work: Work) -> None:
         """Raise Hy3Error when the file system has less room than the files to fetch take."""
-        place = next(path for path in (self.directory, *self.directory.absolute().parents) if path.exists())
         old = [self.directory / file.name for file in work.fetch]
         left = sum(path.stat().st_size for path in [*filter(Path.is_file, old), *self._unfinished()])
-        free = shutil.disk_usage(place).free
+        free = shutil.disk_usage(nearest(self.directory)).free
         if work.bytes > free + left:
             raise Hy3Error(
                 f"{self.directory} needs {work.bytes - left} bytes for {len(work.fetch)} files and has {free} free; "
@@ -145,7 +155,7 @@ class Download:
 
     def try_access(self, work: Work) -> None:
         """Raise Hy3Error when the hub would not give the files."""
-        self._ask("fetch", revision=work.revision, names=[file.name for file in work.fetch], dry=True)
+        self._ask("look", revision=work.revision, names=[file.name for file in work.fetch])
 
     def finish(self, work: Work) -> None:
         """Fetch what is left, prove it, and write that down. Raises Hy3Error."""
@@ -172,7 +182,7 @@ class Download:
         for file in work.fetch:
             # With the note of a damaged file the client would take it for whole.
             if not file.is_small:
-                self._note_of(file.name).unlink(missing_ok=True)
+                (self.directory / NOTE.format(file.name)).unlink(missing_ok=True)
         started = time.time()
 
         def progress() -> None:
@@ -181,7 +191,7 @@ class Download:
 
         try:
             names = [file.name for file in work.fetch]
-            self._ask("fetch", progress, revision=work.revision, names=names, dry=False)
+            self._ask("fetch", progress, revision=work.revision, names=names)
         finally:
             (self.directory / PROGRESS).unlink(missing_ok=True)
         wanted = {file.name: file for file in work.fetch}
@@ -245,15 +255,11 @@ class Download:
         patterns = {"allow": self.request.allow, "ignore": self.request.ignore}
         self._write(RECORD, json.dumps({**record, **patterns, "files": files}, indent=1) + "\n")
 
-    def _note_of(self, name: str) -> Path:
-        return self.directory / LOCAL_DOWNLOADS / f"{name}.metadata"
-
     def _note(self, file: Wanted, revision: str) -> None:
         """Leave the hub's own note at a file that was proved and not fetched, so that its hash is known later."""
         if file.reference:
-            note = self._note_of(file.name)
-            note.parent.mkdir(parents=True, exist_ok=True)
-            self._write(str(note.relative_to(self.directory)), f"{revision}\n{file.reference.value}\n{time.time()}\n")
+            text = f"{revision}\n{file.reference.value}\n{time.time()}\n"
+            self._write(NOTE.format(file.name), text)
 
     def _unfinished(self) -> list[Path]:
         return sorted((self.directory / LOCAL_DOWNLOADS).rglob("*.incomplete"))
@@ -272,6 +278,7 @@ class Download:
 
     def _write(self, name: str, text: str, *, durable: bool = True) -> None:
         path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.partial")
         with partial.open("w", encoding="utf-8") as file:
             file.write(text)

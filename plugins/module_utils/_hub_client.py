@@ -49,24 +49,28 @@ def list_files(request: Answer) -> Answer:
     }
 
 
-def fetch(request: Answer) -> Answer:
-    """Fetch the named files of a commit into a directory; with ``dry``, only see whether the hub would give them."""
+def look(request: Answer) -> Answer:
+    """See whether the hub would give the first of the named files: of a gated repository anybody may list them."""
     import huggingface_hub as hub  # noqa: PLC0415
 
-    token = request["token"] or False
-    # Asked for first: on an error snapshot_download is content with whatever files there are.
     url = hub.hf_hub_url(request["repository"], request["names"][0], revision=request["revision"])
-    hub.get_hf_file_metadata(url, token=token, timeout=request["timeout"])
-    if not request["dry"]:
-        hub.snapshot_download(
-            request["repository"],
-            revision=request["revision"],
-            local_dir=request["directory"],
-            allow_patterns=[glob.escape(name) for name in request["names"]],
-            max_workers=request["workers"],
-            etag_timeout=request["timeout"],
-            token=token,
-        )
+    hub.get_hf_file_metadata(url, token=request["token"] or False, timeout=request["timeout"])
+    return {}
+
+
+def fetch(request: Answer) -> Answer:
+    """Fetch the named files of a commit into a directory."""
+    import huggingface_hub as hub  # noqa: PLC0415
+
+    hub.snapshot_download(
+        request["repository"],
+        revision=request["revision"],
+        local_dir=request["directory"],
+        allow_patterns=[glob.escape(name) for name in request["names"]],
+        max_workers=request["workers"],
+        etag_timeout=request["timeout"],
+        token=request["token"] or False,
+    )
     return {}
 
 
@@ -102,7 +106,7 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)
     try:
-        answer = {"list": list_files, "fetch": fetch}[request["do"]](request)
+        answer = {"list": list_files, "look": look, "fetch": fetch}[request["do"]](request)
     except Exception as error:
         answer = {"failure": failure(error)}
     with os.fdopen(out, "w") as file:

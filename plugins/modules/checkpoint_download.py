@@ -16,14 +16,13 @@ description:
     the work of C(huggingface_hub) in O(venv), which every vLLM brings along.
   - What is there is read and compared with the hub's hashes first, so a tree that was brought from elsewhere is taken
     as it is, and a damaged shard is fetched again. What was fetched is compared, too. When all is as the hub has it, a
-    hidden file C(.hy3-download) records that. With O(revision) as a commit, later runs then need no network and read
-    nothing.
+    hidden record says so. With O(revision) as a commit, later runs then need no network and read nothing.
   - A file of text that was edited stays as it is; remove it to have it fetched again. Files that the repository does
     not have stay as well.
   - Disk space is checked before anything is fetched. A run that was killed goes on with the files that are not whole. A
     connection that is cut is taken up where it was cut, but C(huggingface_hub) 2.4.0 begins a file anew in a new run.
-  - While it runs, C(.hy3-progress) in O(dest) holds C(bytes), C(total_bytes), C(started) (Unix seconds) and C(pid) as
-    JSON.
+  - While it runs, C(.cache/huggingface/hy3-progress.json) in O(dest) holds C(bytes), C(total_bytes), C(started) (Unix
+    seconds) and C(pid) as JSON.
 extends_documentation_fragment:
   - sparks.hy3._attributes
   - sparks.hy3._attributes.changes
@@ -44,7 +43,7 @@ options:
     default: main
   dest:
     description:
-      - Directory for the checkpoint. Made if it does not exist.
+      - Directory for the checkpoint. Made if it does not exist, and O(user)'s then.
       - Neither a cache of C(huggingface_hub), nor one that M(sparks.hy3.checkpoint_pad) wrote, nor one with another
         repository.
     type: path
@@ -110,7 +109,7 @@ EXAMPLES = r"""
     repository: example/private
     dest: /srv/models/private
     venv: /opt/hy3/venv
-    token_file: /root/.hf_token
+    token_file: /etc/hy3/hf_token
   environment:
     HTTPS_PROXY: http://proxy.example:3128
     HF_HUB_DISABLE_XET: "1"
@@ -138,6 +137,13 @@ fetched_bytes:
   returned: success
   type: int
   sample: 169000000000
+recorded:
+  description:
+    - Whether an earlier run had recorded that all is as the hub has it. Files were then neither read nor compared, only
+      looked for.
+  returned: success
+  type: bool
+  sample: false
 kept:
   description: Names of the files of text that differ from the repository's and were kept, because somebody edited them.
   returned: success
@@ -146,6 +152,8 @@ kept:
   sample: [config.json]
 """
 
+import os
+import pwd
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -153,7 +161,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparks.hy3.plugins.module_utils._download import Client, Request, acting_as, read_token
-from ansible_collections.sparks.hy3.plugins.module_utils._download_tree import Download, Work
+from ansible_collections.sparks.hy3.plugins.module_utils._download_tree import Download, Work, may_write, nearest
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._printable import printable
 
@@ -201,19 +209,30 @@ def readable() -> Iterator[None]:
         ) from error
 
 
+def make_directory(directory: Path, user: str) -> None:
+    """Make a directory where only root may, and give it to the user."""
+    with readable():
+        directory.mkdir(parents=True)
+        os.chown(directory, pwd.getpwnam(user).pw_uid, pwd.getpwnam(user).pw_gid, follow_symlinks=False)
+
+
 def run(module: AnsibleModule) -> Work:
     """Fetch what is lacking, or in check mode see what that is and whether it could be fetched."""
-    request = read_request(module)
-    with acting_as(module.params["user"]), readable():
+    request, user = read_request(module), module.params["user"]
+    with acting_as(user), readable():
         download = Download(request, Client(Path(module.params["venv"]) / "bin/python", request))
         download.check()
         work = download.plan()
         if work.fetch:
             download.check_space(work)
-        if not module.check_mode and not work.recorded:
-            download.finish(work)
-        elif work.fetch:
+        if work.fetch:
             download.try_access(work)
+        own = may_write(nearest(request.directory))
+    if not module.check_mode and not work.recorded:
+        if not own:
+            make_directory(request.directory, user)
+        with acting_as(user):
+            download.finish(work)
     return work
 
 
@@ -246,6 +265,7 @@ def main() -> None:
         "revision": work.revision,
         "fetched": names,
         "fetched_bytes": work.bytes,
+        "recorded": work.recorded,
         "kept": work.kept,
         "diff": {
             "before_header": f"{module.params['dest']} (files)",

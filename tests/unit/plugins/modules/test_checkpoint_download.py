@@ -1,7 +1,7 @@
 # Copyright (c) The sparks.hy3 contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module with the real huggingface_hub against a double of the hub: what is asked for, what arrives, what is said."""
+"""The module with the real huggingface_hub against a double of the hub: what is asked for, what comes, what is said."""
 
 from __future__ import annotations
 
@@ -310,8 +310,8 @@ def token_file(tmp_path: Path) -> Path:
 def test_a_private_repository(hub: LocalHub, dest: Path, token_file: Path) -> None:
     hub.token = TOKEN
     assert download(hub, dest)["msg"] == (
-        f"{hub.endpoint} has no repository {REPOSITORY} that a stranger without a token may read; correct the name, or if "
-        "it is private name a file with a token in token_file."
+        f"{hub.endpoint} has no repository {REPOSITORY} that a stranger without a token may read; correct the name, or "
+        "if it is private name a file with a token in token_file."
     )
     answer = download(hub, dest, token_file=str(token_file))
     assert answer["changed"]
@@ -388,8 +388,8 @@ def test_a_venv_without_the_client(hub: LocalHub, dest: Path, tmp_path: Path) ->
     (tmp_path / "bin/python").symlink_to(os.path.realpath(sys.executable))
     answer = download(hub, dest, venv=str(tmp_path))
     assert answer["msg"] == (
-        f"{tmp_path}/bin/python has no huggingface_hub that works (No module named 'huggingface_hub'), which fetches the "
-        "checkpoint; install it there, or name the venv of the engine, which has it."
+        f"{tmp_path}/bin/python has no huggingface_hub that works (No module named 'huggingface_hub'), which fetches "
+        "the checkpoint; install it there, or name the venv of the engine, which has it."
     )
 
 
@@ -399,6 +399,7 @@ def test_directories_that_are_not_to_be_filled(hub: LocalHub, dest: Path, tmp_pa
     assert f"{dest} holds a padded checkpoint, which the original would overwrite;" in download(hub, dest)["msg"]
     assert "lies in a cache of huggingface_hub" in download(hub, tmp_path / "snapshots" / OLD)["msg"]
     (dest / ".hy3-padding").unlink()
+    (dest / RECORD).parent.mkdir(parents=True)
     (dest / RECORD).write_text(json.dumps({"repository": "example/other", "files": {}}))
     assert f"{dest} holds example/other, not {REPOSITORY}" in download(hub, dest)["msg"]
     (tmp_path / "file").touch()

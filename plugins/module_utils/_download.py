@@ -148,8 +148,8 @@ def child_environment(environment: Mapping[str, str], request: Request) -> dict[
         **({"HF_ENDPOINT": request.endpoint} if request.endpoint else {}),
         # A service user may have no home.
         "HF_HOME": str(request.directory / ".cache/huggingface"),
+        # Wins over TRANSFORMERS_OFFLINE.
         "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DOWNLOAD_TIMEOUT": str(request.timeout),

@@ -20,8 +20,7 @@ FILES = {"config.json": b"{}", "model.safetensors": bytes(8192)}
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
-    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+def hub() -> Iterator[LocalHub]:
     with LocalHub({COMMIT: FILES}) as double:
         yield double
 
@@ -29,7 +28,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
 def play(hub: LocalHub, tmp_path: Path, *options: str, **variables: t.Any) -> tuple[int, str]:
     """Number of changed tasks (-1 if one failed), and the output with its lines joined."""
     download = {"revision": COMMIT, "endpoint": hub.endpoint, "token_file": ""}
-    own = {"download": download, "download_path": str(tmp_path / "m"), "download_venv": sys.prefix}
+    own = {
+        "download": download,
+        "download_env": {"HF_HUB_DISABLE_XET": "1"},
+        "download_path": str(tmp_path / "m"),
+        "download_venv": sys.prefix,
+    }
     done = run_playbook("download", tmp_path, {**own, **variables}, *options)
     text = " ".join(done.stdout.split())
     recap = re.search(r"changed=(\d+) .*failed=(\d+)", text)
@@ -57,3 +61,11 @@ def test_fails_in_the_module_s_words(hub: LocalHub, tmp_path: Path) -> None:
     hub.token = "hf_other"
     changed, said = play(hub, tmp_path)
     assert (changed, "that a stranger without a token may read; correct the name" in said) == (-1, True)
+
+
+def test_goes_through_the_engine_s_proxy(hub: LocalHub, tmp_path: Path) -> None:
+    proxy = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "", "LD_PRELOAD": "/nonexistent"}
+    changed, said = play(hub, tmp_path, download_env=proxy)
+    assert (changed, hub.seen) == (-1, [])
+    assert f"{hub.endpoint} cannot be reached (" in said
+    assert "LD_PRELOAD" not in said

@@ -277,11 +277,15 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(hub: LocalH
 
 
 def test_leftovers_of_killed_clients_are_cleared(hub: LocalHub, dest: Path) -> None:
-    """The client goes on with none of the first kind, and the second is whole by now."""
+    """Nobody goes on with the first kind; an older client would with the second, until all is whole."""
     place = dest / LOCAL_DOWNLOADS
     place.mkdir(parents=True)
-    for name in ("abc=.1234.0a1b2c3d.incomplete", f"abc=.{'a' * 64}.incomplete"):
-        (place / name).write_bytes(b"half")
+    new, old = place / "abc=.1234.0a1b2c3d.incomplete", place / f"abc=.{'a' * 64}.incomplete"
+    new.write_bytes(b"half")
+    old.write_bytes(b"half")
+    hub.cuts = 100
+    assert (download(hub, dest)["failed"], unfinished(dest)) == (True, [old])
+    hub.cuts = 0
     download(hub, dest)
     assert unfinished(dest) == []
 
@@ -338,9 +342,11 @@ def test_a_gated_repository(hub: LocalHub, dest: Path, token_file: Path, check: 
     )
 
 
-def test_a_token_of_the_environment_is_not_used(hub: LocalHub, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_s_token_and_offline_mode_are_not_used(
+    hub: LocalHub, dest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("TRANSFORMERS_OFFLINE", "1")
     assert download(hub, dest)["changed"]
     assert {one.authorization for one in hub.seen} == {None}
 

@@ -146,7 +146,7 @@ class Board:
         supply.look_at = now + RETRY_SECONDS
 
     def moves(self, supply: Supply, now: float) -> None:
-        """Take note that a source is sending. One that stops is rsync's to end, after as long."""
+        """Take note that a source sends."""
         supply.moved = now
 
     def refuse(self, supply: Supply, file: File, why: str) -> None:

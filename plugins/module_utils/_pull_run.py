@@ -250,6 +250,7 @@ class _Run:
         self.attempts: dict[tuple[str, str], int] = {}
         self.progress = Progress(sum(file.size for file in work.pending), len(work.pending))
         self.progress_at = self.began
+        self.come: dict[str, int] = {}
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -298,22 +299,25 @@ class _Run:
         for future in [future for future in self.checks if future.done()]:
             file, supply = self.checks.pop(future)
             self._checked(file, supply, future.result())
-        pulling = [flight for flight in self.flights if flight.file]
-        for flight in pulling:
-            self.board.moves(flight.supply, now)
         self._look(now)
-        busy = {flight.file.name for flight in pulling if flight.file} | {
-            file.name for file, _from in self.checks.values()
-        }
-        waiting = [name for name in self.todo if name not in busy and (name != CONFIG or len(self.todo) == 1)]
-        # Those that are being checked count, or the disk would have to hold any number of them.
-        if len(pulling) < self.puller.streams and len(busy) < 2 * self.puller.streams:
-            choice = self.board.choose(waiting, now)
-            if choice:
-                self._start(choice[1], [choice[0]], self.todo[choice[0]])
+        self._fill(now)
         self.board.check_hope(now)
         if now >= self.progress_at:
             self._tell(now)
+
+    def _fill(self, now: float) -> None:
+        """Start what may be started."""
+        pulling = {flight.file.name for flight in self.flights if flight.file}
+        busy = pulling | {file.name for file, _from in self.checks.values()}
+        # Those that are being checked count, or the disk would have to hold any number of them.
+        for _free in range(min(self.puller.streams - len(pulling), 2 * self.puller.streams - len(busy))):
+            waiting = [name for name in self.todo if name not in busy and (name != CONFIG or len(self.todo) == 1)]
+            choice = self.board.choose(waiting, now)
+            if not choice:
+                break
+            name, supply = choice
+            busy.add(name)
+            self._start(supply, [name], self.todo[name])
 
     def _look(self, now: float) -> None:
         looking = [flight.supply for flight in self.flights if not flight.file]
@@ -343,6 +347,7 @@ class _Run:
             self.board.listed(supply, parse_listing(stdout), list(self.todo.values()), now)
         elif said.kind == "done" and file.name in (come := parse_listing(stdout)):
             self.outcome.received += come[file.name]
+            self.board.moves(supply, now)
             self.checks[pool.submit(self._check, file)] = (file, supply)
         else:
             self._not_given(supply, file, said)
@@ -392,19 +397,19 @@ class _Run:
         self.outcome.given[supply.source.name] = self.outcome.given.get(supply.source.name, 0) + 1
 
     def _tell(self, now: float) -> None:
-        """Leave the progress where others can read it."""
-        left = self._left()
-        facts = self.progress.at(
-            now, done=self.progress.total - left, files_done=len(self.work.pending) - len(self.todo)
-        )
+        """Leave the progress where others can read it, and note which sources do send."""
+        come = self.puller.partial_sizes()
+        for flight in self.flights:
+            if flight.file and come.get(flight.file.name, 0) > self.come.get(flight.file.name, 0):
+                self.board.moves(flight.supply, now)
+        self.come = come
+        left = sum(max(0, file.size - come.get(name, 0)) for name, file in self.todo.items())
+        whole = len(self.work.pending) - len(self.todo)
+        facts = self.progress.at(now, done=self.progress.total - left, files_done=whole)
         place = self.puller.partial / PROGRESS
         place.with_suffix(".new").write_text(json.dumps(facts))
         place.with_suffix(".new").rename(place)
         self.progress_at = now + PROGRESS_SECONDS
-
-    def _left(self) -> int:
-        come = self.puller.partial_sizes()
-        return sum(max(0, file.size - come.get(name, 0)) for name, file in self.todo.items())
 
 
 def _find_owner(name: str | None) -> tuple[int, int] | None:

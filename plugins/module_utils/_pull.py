@@ -183,7 +183,7 @@ class Board:
                 "and run again: only the rest is pulled."
             )
 
-    def skipped(self) -> list[tuple[str, str]]:
+    def passed_over(self) -> list[tuple[str, str]]:
         """Name and reason of each source that is passed over now."""
         return [(supply.source.name, supply.trouble) for supply in self.supplies if supply.trouble]
 
@@ -222,32 +222,3 @@ class Progress:
             "rate": round(rate),
             "eta_s": eta,
         }
-
-
-# ---- The chain
-
-
-def chain(me: str, nodes: Mapping[str, Mapping[str, t.Any]]) -> list[dict[str, str]]:
-    """The sources of a node, best first: its neighbour on the way to the head, then those before it, the head last.
-
-    Args:
-        me: Name of the node.
-        nodes: For each node in the order of the chain, the head first, ``address`` on the fabric and ``links``, a list
-            of ``peer`` and ``address`` (this node's, on the link to that peer).
-    """
-    before = list(nodes)[: list(nodes).index(me)]
-    return [{"name": name, "address": address_for(me, nodes[name])} for name in reversed(before)]
-
-
-def address_for(me: str, source: Mapping[str, t.Any]) -> str:
-    """The address at which node ``me`` reaches a source: the source's own on the link between them, if there is one."""
-    for link in source.get("links") or ():
-        if link.get("peer") == me:
-            return str(link["address"])
-    return str(source["address"])
-
-
-def listening(me: str, nodes: Mapping[str, Mapping[str, t.Any]], pullers: Collection[str]) -> list[str]:
-    """The addresses on which a node has to serve, so that each of the ``pullers`` after it in the chain reaches it."""
-    after = list(nodes)[list(nodes).index(me) + 1 :]
-    return sorted({address_for(name, nodes[me]) for name in after if name in pullers})

@@ -75,7 +75,7 @@ class Outcome:
     received: int = 0
     seconds: float = 0.0
     given: dict[str, int] = field(default_factory=dict)
-    skipped: list[tuple[str, str]] = field(default_factory=list)
+    passed_over: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -271,8 +271,8 @@ class _Run:
         shutil.rmtree(self.puller.partial, ignore_errors=True)
         sync_directory(self.puller.dest)
         self.outcome.seconds = self.puller.clock() - self.began
-        self.outcome.skipped = self.board.skipped()
-        self.outcome.warnings += [f"{name} was passed over: {reason}." for name, reason in self.outcome.skipped]
+        self.outcome.passed_over = self.board.passed_over()
+        self.outcome.warnings += [f"{name} was passed over: {reason}." for name, reason in self.outcome.passed_over]
         return self.outcome
 
     def _prepare(self) -> None:

@@ -150,7 +150,7 @@ given:
   returned: success
   type: dict
   sample: {spark-2: 108}
-skipped:
+passed_over:
   description: The sources that were passed over when the run ended, each also a warning.
   returned: success
   type: list
@@ -198,7 +198,7 @@ def report(dest: Path, work: Work, outcome: Outcome) -> dict[str, Any]:
         "elapsed_s": round(outcome.seconds, 1),
         "rate": round(outcome.received / outcome.seconds) if outcome.seconds else 0,
         "given": outcome.given,
-        "skipped": [{"name": name, "reason": reason} for name, reason in outcome.skipped],
+        "passed_over": [{"name": name, "reason": reason} for name, reason in outcome.passed_over],
         "removed": work.removed,
         "diff": [{"before_header": header, "after_header": header, "before": before, "after": after}]
         if work.changes

@@ -69,7 +69,7 @@ class Daemon:
         values = {
             "hy3_plan": {"checkpoint_path": str(directory), "user": "root"},
             "__hy3_checkpoint_run": str(run),
-            "__hy3_checkpoint_allowed": ["127.0.0.1"],
+            "__hy3_checkpoint_chain": {"allowed": ["127.0.0.1"]},
         }
         (run / "rsyncd.conf").write_text(
             jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)  # noqa: S701 - no HTML

@@ -71,7 +71,7 @@ def test_check_mode_then_twice(head: Path, tmp_path: Path, serve: Serve) -> None
     assert content(dest) == content(head)
     assert done["pulled_bytes"] == sum(file["size"] for file in files) < done["received"]
     assert done["given"] == {"head": len(files)}
-    assert (done["skipped"], done["removed"], done.get("warnings", [])) == ([], [], [])
+    assert (done["passed_over"], done["removed"], done.get("warnings", [])) == ([], [], [])
     assert not (dest / ".hy3-pull").exists()
     assert (dest / "config.json").stat().st_mtime == (head / "config.json").stat().st_mtime
     before = {path: path.stat().st_ctime_ns for path in dest.rglob("*")}
@@ -184,7 +184,7 @@ def test_stale_and_damaged_files_of_a_neighbour_are_not_accepted(head: Path, tmp
     assert content(tmp_path / "dest") == content(head)
     # The configuration is the third: by then the neighbour is passed over.
     assert done["given"] == {"middle": len(files) - 3, "head": 3}
-    assert done["skipped"] == [{"name": "middle", "reason": "it has shown nothing new for 2 s"}]
+    assert done["passed_over"] == [{"name": "middle", "reason": "it has shown nothing new for 2 s"}]
     assert any(
         text.startswith("model-2.safetensors was not taken from middle (its sha256") for text in done["warnings"]
     )
@@ -201,8 +201,8 @@ def test_dead_neighbour_is_passed_over(head: Path, tmp_path: Path, serve: Serve)
     dead = {"name": "middle", "address": "127.0.0.1", "port": free_port()}
     done = pull(tmp_path / "dest", manifest(head), dead, serve("head", head).source)
     assert content(tmp_path / "dest") == content(head)
-    assert [skipped["name"] for skipped in done["skipped"]] == ["middle"]
-    assert "Connection refused" in done["skipped"][0]["reason"]
+    assert [source["name"] for source in done["passed_over"]] == ["middle"]
+    assert "Connection refused" in done["passed_over"][0]["reason"]
     assert any(text.startswith("middle was passed over: rsync: ") for text in done["warnings"])
 
 

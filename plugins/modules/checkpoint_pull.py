@@ -186,7 +186,7 @@ MAX_STREAMS = 32
 
 
 def report(dest: Path, work: Work, outcome: Outcome) -> dict[str, Any]:
-    """What the module returns."""
+    """What the module returns. ``skipped`` is a word of Ansible's own: with it, the task would not count as changed."""
     names = [file.name for file in work.pending]
     header = f"{dest} (files)"
     before, after = ("".join(f"{name}\n" for name in some) for some in (work.removed, names))

@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import pwd
-import re
 import shutil
 import subprocess
 import time
@@ -38,6 +37,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._pull import (
     needed_bytes,
     surplus,
 )
+from ansible_collections.sparks.hy3.plugins.module_utils._pull_halves import Halves
 from ansible_collections.sparks.hy3.plugins.module_utils._pull_rsync import (
     Said,
     Source,
@@ -51,8 +51,6 @@ PROGRESS = "progress.json"
 STEP_SECONDS, PROGRESS_SECONDS = 0.02, 1.0
 # A file that a source failed to give, though it has it, is asked for once more.
 ATTEMPTS = 2
-# How rsync names what it writes: a dot, the name, a dot and six letters or digits.
-_TEMPORARY = re.compile(r"\.(.+)\.[A-Za-z0-9]{6}")
 
 
 @dataclass
@@ -113,6 +111,7 @@ class Puller:
         self.timeout = timeout
         self.owner = _find_owner(owner)
         self.partial = dest / PARTIAL
+        self.halves = Halves(self.partial / "files")
         self.spawn, self.clock, self.sleep = spawn, clock, sleep
 
     # ---- Before
@@ -134,7 +133,7 @@ class Puller:
     def check_space(self, work: Work) -> None:
         """Raise Hy3Error when the file system has less room than the files to pull take."""
         place = next(path for path in (self.dest, *self.dest.absolute().parents) if path.exists())
-        come = self.partial_sizes()
+        come = self.halves.sizes()
         partial = sum(min(file.size, come.get(file.name, 0)) for file in work.pending)
         needed = needed_bytes(work.pending, replaced=work.replaced, partial=partial, streams=2 * self.streams)
         free = shutil.disk_usage(place).free
@@ -219,27 +218,13 @@ class Puller:
         if self.owner:
             os.chown(path, *self.owner)
 
-    def partial_sizes(self) -> dict[str, int]:
-        """Bytes that have come of each file that is not whole; rsync's own copy and an older half count once."""
-        sizes: dict[str, int] = {}
-        for folder, _folders, names in os.walk(self.partial / "files"):
-            for name in names:
-                match = _TEMPORARY.fullmatch(name)
-                place = os.path.relpath(os.path.join(folder, match[1] if match else name), self.partial / "files")
-                try:
-                    size = os.stat(os.path.join(folder, name)).st_size
-                except OSError:  # renamed meanwhile
-                    continue
-                sizes[place] = max(size, sizes.get(place, 0))
-        return sizes
-
 
 class _Run:
     """The processes of one run; a single thread decides, others only hash."""
 
     def __init__(self, puller: Puller, work: Work, sources: Sequence[Source], password: str) -> None:
         self.puller = puller
-        self.files = puller.partial / "files"
+        self.files = puller.halves.directory
         self.work = work
         self.todo = {file.name: file for file in work.pending}
         self.password = password
@@ -255,7 +240,7 @@ class _Run:
 
     def run(self) -> Outcome:
         if self.todo:
-            self._prepare()
+            self.puller.halves.adopt(self.todo)
             with ThreadPoolExecutor(self.puller.streams) as pool:
                 try:
                     while self.todo:
@@ -274,22 +259,6 @@ class _Run:
         self.outcome.passed_over = self.board.passed_over()
         self.outcome.warnings += [f"{name} was passed over: {reason}." for name, reason in self.outcome.passed_over]
         return self.outcome
-
-    def _prepare(self) -> None:
-        """Make the hidden directory; halves of a killed rsync get the names under which the next one finds them."""
-        self.files.mkdir(parents=True, exist_ok=True)
-        self.puller.partial.chmod(0o700)
-        for folder, _folders, names in os.walk(self.files):
-            for name in names:
-                path = Path(folder, name)
-                match = _TEMPORARY.fullmatch(name)
-                whole = path.with_name(match[1]) if match else path
-                if str(whole.relative_to(self.files)) not in self.todo:
-                    path.unlink()
-                elif match and (not whole.exists() or whole.stat().st_size < path.stat().st_size):
-                    path.rename(whole)
-                elif match:
-                    path.unlink()
 
     def _step(self, pool: ThreadPoolExecutor) -> None:
         now = self.puller.clock()
@@ -398,7 +367,7 @@ class _Run:
 
     def _tell(self, now: float) -> None:
         """Leave the progress where others can read it, and note which sources do send."""
-        come = self.puller.partial_sizes()
+        come = self.puller.halves.sizes()
         for flight in self.flights:
             if flight.file and come.get(flight.file.name, 0) > self.come.get(flight.file.name, 0):
                 self.board.moves(flight.supply, now)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
 import typing as t
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,11 +191,19 @@ def test_stale_and_damaged_files_of_a_neighbour_are_not_accepted(head: Path, tmp
     )
 
 
-def test_halves_of_a_neighbour_are_not_shown(head: Path, tmp_path: Path, serve: Serve) -> None:
-    middle = tmp_path / "middle"
+def test_hidden_files_of_a_node_are_not_shown(head: Path, tmp_path: Path, serve: Serve) -> None:
+    middle = shutil.copytree(head, tmp_path / "middle")
     shutil.copytree(head, middle / ".hy3-pull/files")
-    done = pull(tmp_path / "dest", manifest(head), serve("m", middle).source, serve("head", head).source, timeout=1)
-    assert "m" not in done["given"]
+    daemon = serve("middle", middle)
+    listing = subprocess.run(
+        ["rsync", "--recursive", f"rsync://hy3@127.0.0.1:{daemon.port}/checkpoint/"],
+        env={**os.environ, "RSYNC_PASSWORD": SECRET},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "config.json" in listing
+    assert ".hy3-pull" not in listing
 
 
 def test_dead_neighbour_is_passed_over(head: Path, tmp_path: Path, serve: Serve) -> None:
@@ -250,6 +259,23 @@ def test_source_that_is_not_the_manifest(
     assert content(tmp_path / "dest") == good
     if change is flip:
         assert "model-5.safetensors" not in done["pulled"]
+
+
+def test_old_tree_is_none_that_loads_while_it_is_replaced(head: Path, tmp_path: Path, serve: Serve) -> None:
+    """Old files stay until their successors are whole, but for the configuration."""
+    dest, old = write_tree(tmp_path / "dest", seed=1), write_tree(tmp_path / "old", seed=1)
+    files = manifest(head)
+    flip(head)
+    pull(dest, files, serve("head", head).source, streams=1)
+    changed = {name for name, data in content(old).items() if content(dest).get(name) != data}
+    assert changed == {"model-5.safetensors", "model-4.safetensors", "config.json"}
+    assert not (dest / "config.json").exists()
+
+
+def test_nothing_is_touched_until_something_has_come(head: Path, tmp_path: Path) -> None:
+    dest, old = write_tree(tmp_path / "dest", seed=1), write_tree(tmp_path / "old", seed=1)
+    pull(dest, manifest(head), {"name": "head", "address": "127.0.0.1", "port": free_port()}, timeout=1)
+    assert content(dest) == content(old)
 
 
 def test_wrong_secret_is_said_at_once(head: Path, tmp_path: Path, serve: Serve) -> None:

@@ -14,7 +14,7 @@ WIDTH, HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 20, 50
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_ROW = 34
+_ROW, _ASIDE = 34, 10
 
 
 class Point(t.TypedDict):
@@ -73,7 +73,8 @@ def line_chart(series: t.Sequence[Series], *, x: str, y: str) -> str:
     parts += [_text((_LEFT + right) / 2, HEIGHT - 10, x, anchor="middle"), _vertical(y)]
     for number, line in enumerate(series):
         colour = _COLOURS[number % len(_COLOURS)]
-        parts += _line(line, colour, across, up)
+        # Beside each other, or one whisker hides the next.
+        parts += _line(line, colour, across, up, aside=_ASIDE * (number - (len(series) - 1) / 2))
         if len(series) > 1:
             parts += _legend(line["name"], colour, right + 14, _TOP + 8 + 20 * number)
     return _svg(HEIGHT, f"{y} by {x}", parts)
@@ -97,12 +98,19 @@ def bar_chart(bars: t.Sequence[Bar], *, title: str) -> str:
     return _svg(_ROW * len(bars) + 12, title, parts)
 
 
-def _line(line: Series, colour: str, across: t.Callable[[float], float], up: t.Callable[[float], float]) -> list[str]:
+def _line(
+    line: Series,
+    colour: str,
+    across: t.Callable[[float], float],
+    up: t.Callable[[float], float],
+    *,
+    aside: float,
+) -> list[str]:
     points = sorted(line["points"], key=lambda point: point["x"])
-    way = " ".join(f"{across(point['x']):.1f},{up(point['y']):.1f}" for point in points)
+    way = " ".join(f"{across(point['x']) + aside:.1f},{up(point['y']):.1f}" for point in points)
     parts = [f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="2"/>']
     for point in points:
-        left, low, high = across(point["x"]), up(point["low"]), up(point["high"])
+        left, low, high = across(point["x"]) + aside, up(point["low"]), up(point["high"])
         said = escape(f"{line['name']}: {point['y']:.4g} ({point['low']:.4g} to {point['high']:.4g})")
         parts += [
             f'<path d="M{left:.1f} {low:.1f}V{high:.1f}M{left - 4:.1f} {low:.1f}h8M{left - 4:.1f} {high:.1f}h8" '

@@ -15,7 +15,7 @@ description:
   - Every answer has the same length, whatever the model would do. Judging it is left to filter
     P(sparks.hy3.bench_summary#filter).
   - The load generator takes about 0.6 GiB of memory beside the engine (measured with vLLM 0.32.0).
-  - The call of C(sglang.bench_serving) was made from the source of SGLang 0.5.23 and was not run.
+  - C(sglang.bench_serving) of SGLang 0.5.23 was run with these options against vLLM's API, and not against SGLang's.
 author: The sparks.hy3 contributors (@sparks-hy3)
 extends_documentation_fragment:
   - sparks.hy3._attributes

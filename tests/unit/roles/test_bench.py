@@ -143,7 +143,7 @@ def test_each_published_figure_has_a_verdict(measured: tuple[str, dict[str, t.An
 
 def test_the_summary_is_a_table(measured: tuple[str, dict[str, t.Any], str]) -> None:
     said = measured[0]
-    assert "one_256     256  1     496   19.5 (19.3-19.7)   18.8 (18.7-19.0)  61 %" in said
+    assert "one_256     256  1     496   19.5 (19.3-19.7)    18.8 (18.7-19.0)   61 %" in said
     assert "2 streams instead of <6>" in said
     assert "within: decode_tokens_per_s 19.34 to 19.67 (published: 19.5)" in said
     assert "within: kv_cache_tokens 176,784 (published: 176,784)" in said

@@ -25,6 +25,9 @@ from ansible_collections.sparks.hy3.plugins.module_utils._metrics import Metrics
 # Written by `vllm bench serve` of vLLM 0.32.0 (CPU) against a served tiny Hy3 with MTP k=1; texts cut, numbers rounded.
 RECORDED: dict[str, t.Any] = json.loads((Path(__file__).parent / "vllm_bench_serve.json").read_text())
 
+# Written by `sglang.bench_serving` of SGLang 0.5.23, called as here, against the same vLLM: no SGLang served.
+OF_SGLANG = (Path(__file__).parent / "sglang_bench_serving.json").read_text()
+
 LOAD = Load(
     engine="vllm",
     venv="/opt/hy3/venv",
@@ -99,6 +102,16 @@ def test_a_recorded_result_of_two_streams() -> None:
     found = figures([run, run])
     assert found["ttft_ms"] is not None
     assert found["ttft_ms"]["median"] == pytest.approx(RECORDED["streams_2"]["median_ttft_ms"], rel=1e-3)
+
+
+def test_a_recorded_result_of_sglang() -> None:
+    recorded = json.loads(OF_SGLANG)
+    run = read_result(OF_SGLANG)
+    assert (run["total_tps"], run["accept_length"]) == (recorded["output_throughput"], None)
+    assert [request["tokens"] for request in run["requests"]] == [256, 256]
+    rates = [request["decode_tps"] for request in run["requests"]]
+    # SGLang's TPOT ends with the last frame, which has no text.
+    assert sum(rates) / 2 == pytest.approx(1000 / recorded["mean_tpot_ms"], rel=0.02)
 
 
 def result(**changes: t.Any) -> str:

@@ -92,7 +92,10 @@ def bench_summary(
                 order.append(workload)
             counted.setdefault(workload["id"], []).append(result)
     workloads = [_of_workload(workload, counted[workload["id"]]) for workload in order]
-    differences = differing_arguments(profile["engine_args"], plan["engine_args"])
+    differences = differing_arguments(
+        {"executor": profile["executor"], **profile["engine_args"]},
+        {"executor": plan["executor"], **plan["engine_args"]},
+    )
     measured = {workload["id"]: workload for workload in workloads}
     return {
         "workloads": workloads,

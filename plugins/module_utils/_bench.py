@@ -72,6 +72,7 @@ class Load:
     requests: int
     temperature: float
     top_p: float | None
+    trust_remote_code: bool
 
 
 def prompts_file(prompts: t.Sequence[str], count: int) -> str:
@@ -110,6 +111,8 @@ def command(load: Load, *, prompts: str, result: str) -> list[str]:
         *(f"{load.venv}/bin/vllm", "bench", "serve", "--backend", "openai-chat", *common),
         *("--endpoint", "/v1/chat/completions", "--extra-body", json.dumps(sampling)),
         *("--ready-check-timeout-sec", "0", "--save-result", "--save-detailed", "--result-filename", result),
+        # SGLang's always trusts.
+        *(["--trust-remote-code"] if load.trust_remote_code else []),
     ]
 
 

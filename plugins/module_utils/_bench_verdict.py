@@ -94,7 +94,8 @@ def differing_arguments(published: Facts, used: Facts) -> list[str]:
     return [
         f"{name} is {_said(used.get(name))} and not {_said(published.get(name))}"
         for name in names
-        if used.get(name) != published.get(name)
+        # An inventory may say "2".
+        if _said(used.get(name)) != _said(published.get(name))
     ]
 
 

@@ -57,6 +57,10 @@ options:
     description: Directory with the model's tokenizer, as a rule the checkpoint.
     type: path
     required: true
+  trust_remote_code:
+    description: Whether code in O(tokenizer) may run, as for the engine. SGLang's load generator always allows it.
+    type: bool
+    default: false
   prompts:
     description: What to ask. Request after request takes the next one.
     type: list
@@ -155,6 +159,7 @@ import pwd
 import shutil
 import tempfile
 import typing as t
+from dataclasses import fields
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -257,19 +262,7 @@ def checked(params: dict[str, t.Any]) -> Load:
             raise Hy3Error(f"{name} is {params[name]}, and it must be at least 1")
     if not params["prompts"]:
         raise Hy3Error("prompts is empty, and the model must be asked something: give at least one")
-    names = (
-        "engine",
-        "venv",
-        "url",
-        "model",
-        "tokenizer",
-        "output_tokens",
-        "streams",
-        "requests",
-        "temperature",
-        "top_p",
-    )
-    return Load(**{name: params[name] for name in names})
+    return Load(**{field.name: params[field.name] for field in fields(Load)})
 
 
 def measure(module: AnsibleModule) -> dict[str, t.Any]:
@@ -295,6 +288,7 @@ def main() -> None:
             "api_key": {"type": "str", "no_log": True},
             "model": {"type": "str", "required": True},
             "tokenizer": {"type": "path", "required": True},
+            "trust_remote_code": {"type": "bool", "default": False},
             "prompts": {"type": "list", "elements": "str", "required": True},
             "output_tokens": {"type": "int", "required": True, "no_log": False},
             "streams": {"type": "int", "default": 1},

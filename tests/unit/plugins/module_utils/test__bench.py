@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import typing as t
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ LOAD = Load(
     requests=4,
     temperature=0.0,
     top_p=None,
+    trust_remote_code=False,
 )
 
 
@@ -59,10 +61,12 @@ def test_vllm_is_called() -> None:
     }
     # A request of its own would be among the engine's counters.
     assert said["--ready-check-timeout-sec"] == "0"
+    assert "--trust-remote-code" not in argv
+    assert "--trust-remote-code" in command(replace(LOAD, trust_remote_code=True), prompts="p", result="r")
 
 
 def test_sglang_is_called() -> None:
-    load = Load(**{**vars(LOAD), "engine": "sglang", "temperature": 0.9, "top_p": 1.0})
+    load = replace(LOAD, engine="sglang", temperature=0.9, top_p=1.0)
     argv = command(load, prompts="/tmp/p.json", result="/tmp/r.json")
     assert argv[:3] == ["/opt/hy3/venv/bin/python", "-m", "sglang.bench_serving"]
     said = options(argv)

@@ -87,6 +87,7 @@ def test_fitting_says_what_it_changed() -> None:
 
 TEST_DIFFERENCES: list[tuple[str, Facts, Facts, list[str]]] = [
     ("same", {"max-num-seqs": 2}, {"max-num-seqs": 2}, []),
+    ("same-as-text", {"max-num-seqs": 2}, {"max-num-seqs": "2"}, []),
     ("another", {"max-num-seqs": 2}, {"max-num-seqs": 6}, ["max-num-seqs is 6 and not 2"]),
     ("left-out", {"enforce-eager": True}, {}, ["enforce-eager is left out and not True"]),
     ("added", {}, {"async-scheduling": True}, ["async-scheduling is True and not left out"]),

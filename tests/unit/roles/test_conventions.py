@@ -38,6 +38,7 @@ FACTS = {
     "checkpoint": {"hy3_checkpoint"},
     "engine": {"hy3_engine"},
     "engine_patch": {"hy3_patches"},
+    "bench": {"hy3_bench"},
     "report": {"hy3_report", "hy3_failure"},
 }
 # Stated per host, for role lab, which runs on the controller.

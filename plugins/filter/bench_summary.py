@@ -48,8 +48,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(workloads) with their figures. C(ttft_ms) is in milliseconds, C(decode_tps) (of one stream) and C(total_tps) (of
-      all) in tokens per second; each is the C(median) of the runs with C(min) and C(max), or null.
+    - C(workloads) with their figures and C(remarks). C(ttft_ms) is in milliseconds, C(decode_tps) (of one stream) and
+      C(total_tps) (of all) in tokens per second; each is the C(median) of the runs with C(min) and C(max), or null.
     - C(verdicts), each with C(figure), C(workload), C(published) and C(measured) (lowest and highest, or null), the
       same as C(published_text) and C(measured_text), C(verdict) (V(within), V(above), V(below) or V(not comparable))
       and C(why).
@@ -62,7 +62,8 @@ Facts = t.Mapping[str, t.Any]
 def _of_workload(workload: Facts, results: t.Sequence[Facts]) -> dict[str, t.Any]:
     runs = [result["run"] for result in results]
     requests = [request for run in runs for request in run["requests"]]
-    befores = [result["metrics_before"] or {} for result in results]
+    # As far as could be seen: what ran when a run began.
+    others = max((result["metrics_before"] or {}).get("running") or 0 for result in results)
     return {
         **workload,
         "shape": f"{workload['output_tokens']} tokens, temperature {workload['temperature']:g}",
@@ -71,12 +72,21 @@ def _of_workload(workload: Facts, results: t.Sequence[Facts]) -> dict[str, t.Any
         # SGLang's, since its start.
         "accept_length": runs[-1]["accept_length"],
         "failed": sum(request["error"] is not None for request in requests),
-        "errors": sorted({request["error"] for request in requests if request["error"]}),
         "shortest": min((request["tokens"] for request in requests if request["error"] is None), default=None),
-        # As far as could be seen: what ran when a run began.
-        "others": max((before.get("running") or 0 for before in befores), default=0),
+        "others": others,
         "runs": runs,
+        "remarks": [*workload["sized"], *_remarks(requests, others)],
     }
+
+
+def _remarks(requests: t.Sequence[Facts], others: int) -> list[str]:
+    untimed = sum(request["error"] is None and request["decode_tps"] is None for request in requests)
+    remarks = sorted({request["error"] for request in requests if request["error"]})
+    if untimed:
+        remarks.append(f"{untimed} of {len(requests)} requests have no times, as their text did not come bit by bit")
+    if others:
+        remarks.append(f"{others} requests of others ran meanwhile")
+    return remarks
 
 
 def bench_summary(

@@ -358,6 +358,7 @@ PROFILE: dict[str, object] = {
         "decode_tokens_per_s": 19.5,
         "ttft_ms": 252,
         "start_minutes": 11,
+        "workload": "one_256",
         "conditions": "single stream, 256 tokens, temperature 0, MTP k=1, after two warm-up generations",
     },
 }

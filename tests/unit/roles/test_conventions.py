@@ -288,7 +288,9 @@ def test_profile_names_releases_that_exist(path: Path) -> None:
     assert pins["ray"] == "2.60.0"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "inventories").glob("*/group_vars/sparks.yml")), ids=lambda p: p.parts[-3])
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "inventories").glob("*/group_vars/sparks.yml")), ids=lambda p: p.parts[-3]
+)
 def test_inventory_installs_what_its_profile_names(path: Path) -> None:
     variables = load(path)
     profile = load(ROOT / f"roles/profile/files/profiles/{variables['hy3_profile']}.yml")

@@ -18,7 +18,7 @@ from ansible_collections.sparks.hy3.tests.unit.roles.golden import (
     SERVE,
     SERVE_UNIT,
     Differences,
-    Golden,
+    GoldenRay,
     Node,
     Ours,
     Port,
@@ -90,11 +90,14 @@ CAP = "the post has no limits; 0.90 of the memory is more than LibertAI's cap of
 
 
 def capped(cap: str, differences: Differences) -> tuple[Table, Differences]:
-    caps = {"Service.MemoryMax": Ours(cap, CAP), "Service.MemorySwapMax": Ours("0", f"{LIBERTAI}: a kill, no thrashing")}
+    caps = {
+        "Service.MemoryMax": Ours(cap, CAP),
+        "Service.MemorySwapMax": Ours("0", f"{LIBERTAI}: a kill, no thrashing"),
+    }
     return {}, differences | caps
 
 
-class TestSeed(Golden):
+class TestSeed(GoldenRay):
     inventory = "sparks-w4a16"
     profile = "kodelow_w4a16_tp2"
     model = "/opt/hy3/models/Hy3-NVFP4-W4A16"

@@ -67,7 +67,7 @@ def _size_problems(plan: Facts) -> list[str]:
     """Ranks against GPUs, of which a Spark has one. A user may give a profile another number of both."""
     nodes = len(plan["hosts"])
     tensor, pipeline, gpus = (plan[part].get(name, 1) for name, part in COUNTS.items())
-    if plan["executor"] != "ray":  # which alone is told of GPUs; one host brings as many as there are ranks
+    if plan["executor"] == "mp":  # Ray alone is told of GPUs; one host brings as many as there are ranks
         gpus = tensor * pipeline if nodes == 1 else 1
     if tensor * pipeline == nodes * gpus:
         return []

@@ -99,9 +99,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 
 def ask(module: AnsibleModule) -> dict[str, t.Any]:
     params = module.params
-    asking = command(
-        params["engine"], f"{params['venv']}/bin/python", params["arguments"], timeout=params["timeout"]
-    )
+    asking = command(params["engine"], f"{params['venv']}/bin/python", params["arguments"], timeout=params["timeout"])
     # What Ansible's own interpreter finds is not the engine's.
     environment = {"PYTHONPATH": "", **{name: str(value) for name, value in params["environment"].items()}}
     if params["user"]:

@@ -97,8 +97,7 @@ PROBLEMS: dict[str, tuple[Facts, Facts, str]] = {
     "more ranks than KV heads": (
         CHECKPOINT | {"model": {"heads": 48, "kv_heads": 8}},
         plan_with(12),
-        "tensor-parallel-size is 12, which does not divide the model's 8 KV heads; "
-        + way_out("1, 2, 4 or 8", 12),
+        "tensor-parallel-size is 12, which does not divide the model's 8 KV heads; " + way_out("1, 2, 4 or 8", 12),
     ),
     "MTP that the conversion lost": (WITHOUT_MTP, plan_with(speculative=MTP), NO_MTP),
     "the same by an older name": (WITHOUT_MTP, plan_with(speculative={"method": "deepseek_mtp"}), NO_MTP),

@@ -70,8 +70,8 @@ def _head_problems(model: Facts, plan: Facts) -> list[str]:
     sizes = ", ".join(str(size) for size in range(1, MOST_RANKS + 1) if not _odd_heads(heads, kv_heads, size))
     return [
         f"tensor-parallel-size is {ranks}, which does not divide the model's {' and '.join(odd)}; serve it with "
-        f"{' or '.join(sizes.rsplit(', ', 1))} ranks, or for {ranks} take another checkpoint: the original if this one is padded, else "
-        "a copy padded by playbook pad_hy3."
+        f"{' or '.join(sizes.rsplit(', ', 1))} ranks, or for {ranks} take another checkpoint: the original if this one "
+        "is padded, else a copy padded by playbook pad_hy3."
     ]
 
 

@@ -64,7 +64,8 @@ def _other_cluster(plan: Facts, units: t.Mapping[str, Facts]) -> list[str]:
             continue
         return [
             f"{name} runs here as '{role}' of cluster '{cluster}', and a node serves one cluster at a time, here "
-            f"'{plan['cluster']}'; run stop_hy3 with that cluster's inventory, or set hy3_cluster if it is the same one."
+            f"'{plan['cluster']}'; run stop_hy3 with that cluster's inventory, or set hy3_cluster if it is the same "
+            "one."
         ]
     return []
 

@@ -111,7 +111,8 @@ def _executor_problems(plan: Facts) -> list[str]:
     if plan["executor"] in known:
         return []
     return [
-        f"hy3_executor is '{plan['executor']}', and {plan['engine']} is served with {' or '.join(known)} only; leave it out."
+        f"hy3_executor is '{plan['executor']}', and {plan['engine']} is served with {' or '.join(known)} only; leave it "
+        "out."
     ]
 
 
@@ -129,8 +130,8 @@ def _speculative_problems(plan: Facts) -> list[str]:
     if not plan["speculative"] or plan.get("speculative_args"):
         return []
     return [
-        f"hy3_speculative is true, and profile {plan['profile']} has nothing that it switches on; leave it out (a profile "
-        "that speculates by itself says so in its engine_args)."
+        f"hy3_speculative is true, and profile {plan['profile']} has nothing that it switches on; leave it out (a "
+        "profile that speculates by itself says so in its engine_args)."
     ]
 
 

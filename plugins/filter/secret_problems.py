@@ -114,8 +114,8 @@ def _sglang_problem(api: Plan) -> str | None:
     if is_loopback(api["host"]):
         return None
     return (
-        f"hy3_api_host is {api['host']}, and SGLang's API has no key here, because it would write one into its log; use "
-        "127.0.0.1 and an SSH tunnel, or a proxy on the head that asks for a key."
+        f"hy3_api_host is {api['host']}, and SGLang's API has no key here, because it would write one into its log; "
+        "use 127.0.0.1 and an SSH tunnel, or a proxy on the head that asks for a key."
     )
 
 

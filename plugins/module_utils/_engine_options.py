@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
-"""Which options the installed engine has, by its own parser: a small program for its interpreter, and what it prints."""
+"""Which options the installed engine has, by its own parser: a program for its interpreter, and what that prints."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def problems_of(engine: str, version: str, arguments: t.Sequence[str], answer: A
     ways = [f"write {' '.join(written)} instead"] if written else []
     ways += [f"take {' and '.join(others)} out"] if others else []
     return [
-        f"hy3_engine_args or the profile has {' '.join(' '.join([name, *values]) for name, values in lacking)}, and the "
-        f"parser of {engine} {version} does not have {'it' if len(lacking) == 1 else 'them'}; {', and '.join(ways)} (null "
-        "in hy3_engine_args takes an option of the profile out)."
+        f"hy3_engine_args or the profile has {' '.join(' '.join([name, *values]) for name, values in lacking)}, and "
+        f"the parser of {engine} {version} does not have {'it' if len(lacking) == 1 else 'them'}; {', and '.join(ways)} "
+        "(null in hy3_engine_args takes an option of the profile out)."
     ]

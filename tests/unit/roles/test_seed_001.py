@@ -130,8 +130,9 @@ class TestSeed(GoldenRay):
             "kv_cache_tokens": 180000,
             "draft_acceptance": [0.62, 0.76],
             "decode_tokens_per_s": 21.8,
-            "aggregate_streams": 6,
             "aggregate_tokens_per_s": 59.7,
+            "workload": "one_512",
+            "aggregate_workload": "six_512",
             "conditions": "512 tokens, temperature 0.9, top_p 1.0, MTP k=1, one stream and six, vLLM 0.23.1",
         },
     }

@@ -141,8 +141,8 @@ PROBLEMS: dict[str, tuple[list[Listener], Units, str]] = {
         [],
         units(serve="Hy3: SGLang with profile vroomfondel_w4a4_tp4 of cluster home"),
         "hy3-serve.service runs here as 'Hy3: SGLang with profile vroomfondel_w4a4_tp4' of cluster 'home', and a node "
-        "serves one cluster at a time, here 'sparks'; run stop_hy3 with that cluster's inventory, or set hy3_cluster if "
-        "it is the same one.",
+        "serves one cluster at a time, here 'sparks'; run stop_hy3 with that cluster's inventory, or set hy3_cluster "
+        "if it is the same one.",
     ),
 }
 

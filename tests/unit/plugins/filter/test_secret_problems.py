@@ -109,7 +109,7 @@ BAD: dict[str, tuple[bool, dict[str, t.Any], str]] = {
     "SGLang with a key": (
         True,
         {"engine": "sglang"},
-        "hy3_api_key_file is set, and SGLang takes a key only to write it into its log and to answer it at /server_info;",
+        "hy3_api_key_file is set, and SGLang takes a key only to write it into its log and to answer it at ",
     ),
     "a key in the environment": (False, {"engine_env": {"VLLM_API_KEY": KEY}}, "hy3_engine_env has VLLM_API_KEY, and"),
     "a token in the environment": (False, {"engine_env": {"HF_TOKEN": KEY}}, "hy3_engine_env has HF_TOKEN, and"),

@@ -306,8 +306,8 @@ SGLANG_PROBLEMS: dict[str, tuple[t.Callable[[Status], None], str]] = {
     ),
     "without its index": (
         serve_without_index,
-        "process 20 of hy3-serve.service was started without NCCL_IB_GID_INDEX, so NCCL chooses by itself; run stop_hy3 "
-        "and then serve_hy3.",
+        "process 20 of hy3-serve.service was started without NCCL_IB_GID_INDEX, so NCCL chooses by itself; run "
+        "stop_hy3 and then serve_hy3.",
     ),
     "a rank gone": (rank_gone, "0 engine ranks run on this node and 1 must; read `journalctl -u hy3-serve` there."),
     "another backend": (

@@ -573,6 +573,7 @@ def test_profiles_pass_on_their_engines(name: str) -> None:
         }
         verdict = judge(facts, allow=lab["hy3_allow"] if name.startswith("tiny") else [])
         assert verdict.sentences("error") == []
+        assert name.startswith("tiny") or verdict.sentences("warning") == []
 
 
 # ---- Field cases

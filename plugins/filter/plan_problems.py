@@ -111,8 +111,8 @@ def _executor_problems(plan: Facts) -> list[str]:
     if plan["executor"] in known:
         return []
     return [
-        f"hy3_executor is '{plan['executor']}', and {plan['engine']} is served with {' or '.join(known)} only; leave it "
-        "out."
+        f"hy3_executor is '{plan['executor']}', and {plan['engine']} is served with {' or '.join(known)} only; leave "
+        "it out."
     ]
 
 

@@ -127,6 +127,6 @@ def problems_of(engine: str, version: str, arguments: t.Sequence[str], answer: A
     ways += [f"take {' and '.join(others)} out"] if others else []
     return [
         f"hy3_engine_args or the profile has {' '.join(' '.join([name, *values]) for name, values in lacking)}, and "
-        f"the parser of {engine} {version} does not have {'it' if len(lacking) == 1 else 'them'}; {', and '.join(ways)} "
-        "(null in hy3_engine_args takes an option of the profile out)."
+        f"the parser of {engine} {version} does not have {'it' if len(lacking) == 1 else 'them'}; {', and '.join(ways)}"
+        " (null in hy3_engine_args takes an option of the profile out)."
     ]

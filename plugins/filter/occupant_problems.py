@@ -24,16 +24,16 @@ options:
     type: dict
     required: true
     description: The fact C(hy3_plan).
-  unit:
+  units:
     type: dict
     required: true
-    description: What M(sparks.hy3.engine_status) says of C(hy3-ray.service).
+    description: What M(sparks.hy3.engine_status) says of the cluster's own units, by name.
 """
 
 EXAMPLES = r"""
 - name: Nobody else may be there
   ansible.builtin.assert:
-    that: ports.listeners | sparks.hy3.occupant_problems(plan=hy3_plan, unit=ray_unit) | length == 0
+    that: ports.listeners | sparks.hy3.occupant_problems(plan=hy3_plan, units=status.units) | length == 0
 """
 
 RETURN = r"""
@@ -47,7 +47,7 @@ Facts = t.Mapping[str, t.Any]
 OURS = ("hy3-ray.service", "hy3-serve.service")
 # The names of Ray's programs, and what a node is that runs one.
 RAY_ROLES = {"gcs_server": "head", "raylet": "worker"}
-CLUSTER = " of cluster "  # as role ray_cluster writes it into the description of its unit
+CLUSTER = " of cluster "  # as the roles write it into the descriptions of their units
 
 
 def _who(listener: Facts) -> str:
@@ -56,15 +56,18 @@ def _who(listener: Facts) -> str:
     return f"{listener['name']} (pid {listener['pid']}, {listener['unit'] or 'no unit'})"
 
 
-def _other_cluster(plan: Facts, unit: Facts) -> list[str]:
-    """Our own unit, written and started for another inventory."""
-    role, named, cluster = unit["description"].partition(CLUSTER)
-    if unit["active_state"] in ("inactive", "failed") or not named or cluster == plan["cluster"]:
-        return []
-    return [
-        f"hy3-ray.service runs here as '{role}' of cluster '{cluster}', and a node serves one cluster at a time, here "
-        f"'{plan['cluster']}'; run stop_hy3 with that cluster's inventory, or set hy3_cluster if it is the same one."
-    ]
+def _other_cluster(plan: Facts, units: t.Mapping[str, Facts]) -> list[str]:
+    """A unit of our own, written and started for another inventory."""
+    for name, unit in units.items():
+        role, named, cluster = unit["description"].partition(CLUSTER)
+        if unit["active_state"] in ("inactive", "failed") or not named or cluster == plan["cluster"]:
+            continue
+        return [
+            f"{name} runs here as '{role}' of cluster '{cluster}', and a node serves one cluster at a time, here "
+            f"'{plan['cluster']}'; run stop_hy3 with that cluster's inventory, or set hy3_cluster if it is the same "
+            "one."
+        ]
+    return []
 
 
 def _other_ray(strangers: t.Sequence[Facts]) -> list[str]:
@@ -80,10 +83,13 @@ def _other_ray(strangers: t.Sequence[Facts]) -> list[str]:
 
 
 def _wanted_ports(plan: Facts) -> dict[int, str]:
+    head, api = plan["node"]["is_head"], {plan["api"]["port"]: "hy3_api_port"}
+    if plan["executor"] != "ray":
+        # SGLang listens on it on every node.
+        wanted = api if head or plan["engine"] == "sglang" else {}
+        return wanted | ({plan["rank_port"]: "where the ranks meet"} if head else {})
     wanted = {plan["ray_ports"][name]: f"Ray's {name}" for name in plan["ray_ports"]}
-    if plan["node"]["is_head"]:
-        wanted |= {plan["ray_port"]: "Ray's head", plan["api"]["port"]: "hy3_api_port"}
-    return wanted
+    return wanted | ({plan["ray_port"]: "Ray's head", **api} if head else {})
 
 
 def _taken_ports(strangers: t.Sequence[Facts], plan: Facts) -> list[str]:
@@ -99,10 +105,10 @@ def _taken_ports(strangers: t.Sequence[Facts], plan: Facts) -> list[str]:
     ]
 
 
-def occupant_problems(listeners: t.Sequence[Facts], plan: Facts, unit: Facts) -> list[str]:
+def occupant_problems(listeners: t.Sequence[Facts], plan: Facts, units: t.Mapping[str, Facts]) -> list[str]:
     """One sentence for each stranger that has what ``plan`` needs on this node; empty is good."""
     strangers = [listener for listener in listeners if listener["unit"] not in OURS]
-    return _other_cluster(plan, unit) + _other_ray(strangers) + _taken_ports(strangers, plan)
+    return _other_cluster(plan, units) + _other_ray(strangers) + _taken_ports(strangers, plan)
 
 
 class FilterModule:

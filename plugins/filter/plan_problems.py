@@ -40,7 +40,8 @@ _value:
 """
 
 Facts = t.Mapping[str, t.Any]
-EXECUTORS = ("ray",)
+# What starts the ranks of each engine.
+EXECUTORS = {"vllm": ("ray", "mp"), "sglang": ("mp",)}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Options that are counts, the variable that sets each, and where it lies in the plan.
 COUNTS = {
@@ -66,6 +67,8 @@ def _size_problems(plan: Facts) -> list[str]:
     """Ranks against GPUs, of which a Spark has one. A user may give a profile another number of both."""
     nodes = len(plan["hosts"])
     tensor, pipeline, gpus = (plan[part].get(name, 1) for name, part in COUNTS.items())
+    if plan["executor"] == "mp":  # Ray alone is told of GPUs; one host brings as many as there are ranks
+        gpus = tensor * pipeline if nodes == 1 else 1
     if tensor * pipeline == nodes * gpus:
         return []
     if nodes != plan["nodes"]:
@@ -94,6 +97,9 @@ def _port_problems(plan: Facts) -> list[str]:
     port, ray = plan["api"]["port"], plan["ray_ports"]
     if not 0 < port < 65536:
         return [f"hy3_api_port is {port}, which is no TCP port; choose one from 1024 to 65535."]
+    if plan["executor"] != "ray":
+        taken = port == plan["rank_port"]
+        return [f"hy3_api_port is {port}, where the ranks meet; choose another, for instance 8000."] if taken else []
     fixed = {plan["ray_port"], *(ray[name] for name in ray)}
     if port in fixed or ray["min-worker-port"] <= port <= ray["max-worker-port"]:
         return [f"hy3_api_port is {port}, which Ray needs for itself; choose another, for instance 8000."]
@@ -101,11 +107,12 @@ def _port_problems(plan: Facts) -> list[str]:
 
 
 def _executor_problems(plan: Facts) -> list[str]:
-    if plan["executor"] in EXECUTORS:
+    known = EXECUTORS[plan["engine"]]
+    if plan["executor"] in known:
         return []
     return [
-        f"hy3_executor is '{plan['executor']}', and this release serves with {' or '.join(EXECUTORS)} only; "
-        "leave it out."
+        f"hy3_executor is '{plan['executor']}', and {plan['engine']} is served with {' or '.join(known)} only; leave "
+        "it out."
     ]
 
 
@@ -116,6 +123,15 @@ def _cluster_problems(plan: Facts) -> list[str]:
     return [
         f"hy3_cluster is {plan['cluster']!r} (the inventory directory's name if it is not set), and it names files and "
         "a firewall table; use letters, digits, '-', '_' and '.' only."
+    ]
+
+
+def _speculative_problems(plan: Facts) -> list[str]:
+    if not plan["speculative"] or plan.get("speculative_args"):
+        return []
+    return [
+        f"hy3_speculative is true, and profile {plan['profile']} has nothing that it switches on; leave it out (a "
+        "profile that speculates by itself says so in its engine_args)."
     ]
 
 
@@ -132,7 +148,7 @@ def plan_problems(plan: Facts, addresses: t.Mapping[str, str]) -> list[str]:
     """One sentence for each way in which ``plan`` does not fit its hosts; empty is good."""
     sizes = _count_problems(plan) or _size_problems(plan)
     rest = _port_problems(plan) + _executor_problems(plan) + _cluster_problems(plan) + _memory_problems(plan)
-    return sizes + _address_problems(addresses) + rest
+    return sizes + _address_problems(addresses) + rest + _speculative_problems(plan)
 
 
 class FilterModule:

@@ -71,12 +71,12 @@ def ring_problems(nodes: t.Mapping[str, Facts]) -> list[str]:
 
 
 def _straight(nodes: t.Mapping[str, Facts]) -> list[str]:
-    """A pair or a switch: one fabric address for each node and nothing else."""
+    """A pair or a switch: one fabric address for each node and nothing else. One node alone needs none."""
     problems = [
         f"hy3_fabric_address is not set for {name}, and it is required; set it in the inventory (in a ring "
         "hy3_fabric_links and hy3_host_address)."
         for name, node in nodes.items()
-        if not node.get(FABRIC)
+        if not node.get(FABRIC) and len(nodes) > 1
     ]
     problems += [
         f"{name} has hy3_host_address {node[HOST]} and no hy3_fabric_links, and only a ring needs it; take it out, "

@@ -50,6 +50,7 @@ _KEY = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 # The unit's digest, which every user of a node can read, is a hash over the key's hash: it must be too long to guess.
 _SHORTEST_KEY = 20
 _SECRETS = ("VLLM_API_KEY", "RAY_AUTH_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_SECRET_ARGUMENTS = ("api-key", "admin-api-key")
 
 
 def is_loopback(host: str) -> bool:
@@ -103,6 +104,21 @@ def _exposure_problem(api: Plan, *, firewall: bool) -> str | None:
     return None
 
 
+def _sglang_problem(api: Plan) -> str | None:
+    """SGLang 0.5.23 writes all its arguments into its log, the key in plain text, and answers them at /server_info."""
+    if api["key_file"]:
+        return (
+            "hy3_api_key_file is set, and SGLang takes a key only to write it into its log and to answer it at "
+            "/server_info; leave it out, and let a proxy on the head ask for the key."
+        )
+    if is_loopback(api["host"]):
+        return None
+    return (
+        f"hy3_api_host is {api['host']}, and SGLang's API has no key here, because it would write one into its log; "
+        "use 127.0.0.1 and an SSH tunnel, or a proxy on the head that asks for a key."
+    )
+
+
 def _place_problems(plan: Plan) -> list[str]:
     problems = [
         f"hy3_engine_env has {name}, and every user of a node can read a unit's environment; take it out (the API's "
@@ -110,10 +126,12 @@ def _place_problems(plan: Plan) -> list[str]:
         for name in _SECRETS
         if name in plan["engine_env"]
     ]
-    if "api-key" in plan["engine_args"]:
-        problems.append(
-            "hy3_engine_args has api-key, and every user of a node can read arguments; put it in hy3_api_key_file."
-        )
+    problems += [
+        f"hy3_engine_args has {name}, and every user of a node can read arguments; "
+        + ("put it in hy3_api_key_file." if plan["engine"] == "vllm" else "take it out.")
+        for name in _SECRET_ARGUMENTS
+        if name in plan["engine_args"]
+    ]
     return problems
 
 
@@ -121,8 +139,11 @@ def secret_problems(plan: Plan, key: str | None) -> list[str]:
     """One sentence for each thing that ``plan`` leaves open; ``key`` is what its file holds, None if unreadable."""
     api = plan["api"]
     found = [_source_problem(source) for source in api["sources"]]
-    found.append(_exposure_problem(api, firewall=plan["firewall"]))
-    found.append(_file_problem(api["key_file"], key) if api["key_file"] else None)
+    if plan["engine"] == "sglang":
+        found.append(_sglang_problem(api))
+    else:
+        found.append(_exposure_problem(api, firewall=plan["firewall"]))
+        found.append(_file_problem(api["key_file"], key) if api["key_file"] else None)
     return [problem for problem in found if problem] + _place_problems(plan)
 
 

@@ -44,45 +44,65 @@ _value:
 """
 
 Facts = t.Mapping[str, t.Any]
-# How a rank's process calls itself: vLLM's own title, or Ray's name of the actor before vLLM sets one.
-RANK_TITLES = ("VLLM::Worker", "ray::RayWorkerProc", "ray::RayWorkerWrapper")
+# How a rank's process calls itself: vLLM's own title, Ray's name of the actor before vLLM sets one, SGLang's.
+RANK_TITLES = ("VLLM::Worker", "ray::RayWorkerProc", "ray::RayWorkerWrapper", "sglang::scheduler")
 
 # Engine options that the engine's log repeats, and the names there (see engine_status).
 READ_BACK = {
     "enforce-eager": "enforce_eager",
     "kv-cache-dtype": "kv_cache_dtype",
     "max-model-len": "max_seq_len",
+    "context-length": "max_seq_len",
     "moe-backend": "moe_backend",
+    "moe-runner-backend": "moe_backend",
     "tensor-parallel-size": "tensor_parallel_size",
+    "speculative-algorithm": "speculative_method",
+    "speculative-num-draft-tokens": "speculative_tokens",
 }
 
 
-def _fabric_problems(ray: Facts, fabric_env: Facts) -> list[str]:
-    """Processes below the raylet that were started with other fabric values than this node's."""
-    if not ray["processes"]:
-        return ["hy3-ray.service does not run on this node; read `journalctl -u hy3-ray` there."]
+def rank_unit(plan: Facts) -> str:
+    """The unit that the ranks of a node live in."""
+    return "hy3-ray.service" if plan["executor"] == "ray" else "hy3-serve.service"
+
+
+def _rank_problems(unit: Facts, plan: Facts, fabric_env: Facts) -> list[str]:
+    """The unit that holds this node's ranks: processes with other fabric values than the node's, ranks elsewhere."""
+    name = rank_unit(plan)
+    if not unit["processes"]:
+        return [f"{name} does not run on this node; read `journalctl -u {name.removesuffix('.service')}` there."]
+    # Without Ray a rank that restarts alone meets nobody.
+    way = f"restart {name} on this node" if plan["executor"] == "ray" else "run stop_hy3 and then serve_hy3"
     # A process that renamed itself may have written its title over its environment, which then reads as null.
-    for process in ray["processes"]:
-        for name, value in (process["environment"] or {}).items():
-            if value != fabric_env.get(name):
+    for process in unit["processes"]:
+        for variable, value in (process["environment"] or {}).items():
+            if value != fabric_env.get(variable):
                 return [
-                    f"process {process['pid']} ({process['title']}) of hy3-ray.service was started with {name}={value} "
-                    f"and this node's is {fabric_env.get(name)}; restart hy3-ray.service on this node."
+                    f"process {process['pid']} ({process['title']}) of {name} was started with {variable}={value} "
+                    f"and this node's is {fabric_env.get(variable)}; {way}."
                 ]
-    ranks = [process for process in ray["processes"] if process["title"].startswith(RANK_TITLES)]
-    if len(ranks) != 1:
-        return [
-            f"{len(ranks)} engine ranks run on this node and one must run on each; Ray placed them elsewhere, so check "
-            "the GPUs that each node brought."
-        ]
-    first: Facts = next((process for process in ray["processes"] if process["pid"] == ray["main_pid"]), {})
+    if count := _count_problem(unit, plan):
+        return [count]
+    first: Facts = next((process for process in unit["processes"] if process["pid"] == unit["main_pid"]), {})
     lacking = sorted(set(fabric_env) - set(first.get("environment") or {}))
     if lacking:
-        return [
-            f"process {ray['main_pid']} of hy3-ray.service was started without {', '.join(lacking)}, so an "
-            "executor may fill in the head's; restart hy3-ray.service on this node."
-        ]
+        harm = "an executor may fill in the head's" if plan["executor"] == "ray" else "NCCL chooses by itself"
+        return [f"process {unit['main_pid']} of {name} was started without {', '.join(lacking)}, so {harm}; {way}."]
     return []
+
+
+def _count_problem(unit: Facts, plan: Facts) -> str | None:
+    ranks = [process for process in unit["processes"] if process["title"].startswith(RANK_TITLES)]
+    args = plan["engine_args"]
+    wanted = args.get("tensor-parallel-size", 1) * args.get("pipeline-parallel-size", 1) // len(plan["hosts"])
+    if len(ranks) == wanted:
+        return None
+    if plan["executor"] == "ray":
+        return (
+            f"{len(ranks)} engine ranks run on this node and {wanted} must run on each; Ray placed them elsewhere, so "
+            "check the GPUs that each node brought."
+        )
+    return f"{len(ranks)} engine ranks run on this node and {wanted} must; read `journalctl -u hy3-serve` there."
 
 
 def _driver_problems(serve: Facts) -> list[str]:
@@ -120,11 +140,13 @@ def _read_back_problems(config: Facts, wanted: Facts) -> list[str]:
 
 def serve_problems(status: Facts, plan: Facts, fabric_env: Facts) -> list[str]:
     """One sentence for each way in which the node does not do what ``plan`` says; empty is good."""
-    problems = _fabric_problems(status["units"]["hy3-ray.service"], fabric_env)
+    problems = _rank_problems(status["units"][rank_unit(plan)], plan, fabric_env)
     if not plan["node"]["is_head"]:
         return problems
-    problems += _driver_problems(status["units"]["hy3-serve.service"])
+    if plan["executor"] == "ray":
+        problems += _driver_problems(status["units"]["hy3-serve.service"])
     problems += _read_back_problems((status["log"] or {}).get("config") or {}, _asked_for(plan))
+    # SGLang counts drafts in its log only, after some dozens of tokens.
     if plan["engine_args"].get("speculative-config") and not (status["metrics"] or {}).get("drafted"):
         problems.append(
             "speculative decoding is on and no token was drafted; look for the drafter in the engine's log."

@@ -14,7 +14,7 @@ PHASES = ("starting", "engine_init", "loading", "drafter", "kv_cache", "warmup",
 
 # The first line of a phase, for vLLM 0.20 to 0.33 and SGLang 0.5.11 to 0.5.23.
 _PHASE_MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("engine_init", re.compile(r"Initializing a V\d LLM engine|server_args=ServerArgs\(")),
+    ("engine_init", re.compile(r"Initializing a V\d LLM engine|server_args=(?:ServerArgs\(|\{)")),
     ("loading", re.compile(r"Starting to load model|Loading safetensors|Load weight begin")),
     ("drafter", re.compile(r"Loading drafter model")),
     ("kv_cache", re.compile(r"Model loading took|Load weight end")),
@@ -26,6 +26,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 _SHARDS = re.compile(r"Loading (?:safetensors checkpoint|.*) shards:.*?(\d+)/(\d+)")
 _ENGINE = re.compile(r"Initializing a V\d LLM engine \(v([^)]+)\) with config: (.*)")
+# A record up to 0.5.19 or so, a dictionary in 0.5.23.
+_SGLANG_ARGS = re.compile(r"server_args=(?:ServerArgs\(|\{)(.*)")
 _SPECULATIVE = re.compile(r"SpeculativeConfig\(method='?(\w+)'?.*?num_spec_tokens=(\d+)")
 _MOE = re.compile(r"Using '?([\w ]+?)'? (\w+) MoE backend")
 _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens|max_total_num_tokens=(\d+)|#tokens: ([\d,]+)")
@@ -138,6 +140,14 @@ def read_config(text: str) -> dict[str, t.Any]:
     }
 
 
+def read_sglang_config(text: str) -> dict[str, t.Any]:
+    """The same from SGLang's C(server_args=), by the names that vLLM has for it."""
+    names = {"quantization": "quantization", "moe_backend": "moe_runner_backend", "kv_cache_dtype": "kv_cache_dtype"}
+    names |= {"max_seq_len": "context_length", "tensor_parallel_size": "tp_size"}
+    names |= {"speculative_method": "speculative_algorithm", "speculative_tokens": "speculative_num_draft_tokens"}
+    return {name: _setting(text, own) for name, own in names.items()} | {"enforce_eager": None}
+
+
 def read_facts(lines: t.Sequence[str]) -> Facts:
     """The facts of one start from its cleaned lines; where a line repeats, the last one counts unless said."""
     facts = Facts(
@@ -162,6 +172,8 @@ def read_facts(lines: t.Sequence[str]) -> Facts:
             facts["shards"][model] = Shards(loaded=int(match[1]), total=int(match[2]))
         elif match := _ENGINE.search(line):
             facts["version"], facts["config"] = match[1], read_config(match[2])
+        elif match := _SGLANG_ARGS.search(line):
+            facts["config"] = read_sglang_config(match[1])
         elif match := _MOE.search(line):
             choice = {"kind": match[2], "backend": match[1]}
             facts["moe_backends"] += [choice] if choice not in facts["moe_backends"] else []
@@ -219,7 +231,7 @@ def _count(match: re.Match[str] | None) -> int | None:
 
 
 def _setting(text: str, name: str) -> t.Any:
-    match = re.search(rf"(?<![\w.]){name}=(?:'([^']*)'|([^,) ]+))", text)
+    match = re.search(rf"(?<![\w.]){name}(?:=|': )(?:'([^']*)'|([^,)}} ]+))", text)
     if not match:
         return None
     if match[1] is not None:

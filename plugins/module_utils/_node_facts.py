@@ -150,15 +150,17 @@ class Node:
         self._root = Path(root)
 
     def gpu(self) -> dict[str, t.Any]:
-        """``driver`` (empty for none), its CUDA release and the GPU's ``capability`` (empty without a driver)."""
+        """``driver`` (empty for none), its CUDA release, the first GPU's ``capability`` (empty without a driver), and
+        how many ``gpus`` there are."""
         driver = driver_of(_text(self._root / "proc/driver/nvidia/version"))
         if not driver:
-            return {"driver": "", "driver_cuda": "", "capability": []}
+            return {"driver": "", "driver_cuda": "", "capability": [], "gpus": 0}
         asked = self._run(["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"])
         return {
             "driver": driver,
             "driver_cuda": cuda_of_driver(self._run(["nvidia-smi"]), driver),
             "capability": capability_of(asked),
+            "gpus": len(_CAPABILITY.findall(asked or "")) or None,
         }
 
     def logind(self) -> bool | None:

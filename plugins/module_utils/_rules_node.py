@@ -87,6 +87,14 @@ def arch_list(s: Situation) -> str | None:
     return f"TORCH_CUDA_ARCH_LIST is {given}"
 
 
+def few_gpus(s: Situation) -> str | None:
+    if not s.node("driver"):
+        return None
+    ranks = s.tensor_parallel * s.count("pipeline-parallel-size", "pp-size") // s.nodes
+    gpus = s.node("gpus", int)
+    return f"{ranks} ranks go to each of {s.nodes} node(s) and this one has {gpus} GPU(s)" if ranks > gpus else None
+
+
 def remove_ipc(s: Situation) -> str | None:
     if not s.node("remove_ipc", bool) or s.node("linger", bool) or s.node("uid", int) < FIRST_PERSON:
         return None
@@ -134,6 +142,15 @@ NODE_RULES: tuple[Rule, ...] = (
         what="the engine computes on the GPU",
         fix="install driver 580 or newer and reboot",
         source="seed 000",
+    ),
+    Rule(
+        "gpus-too-few",
+        ERROR,
+        few_gpus,
+        about="more ranks for a node than it has GPUs",
+        what="each rank needs one of its own",
+        fix="correct tensor-parallel-size, or add nodes",
+        source="vLLM and SGLang place one rank on each GPU",
     ),
     Rule(
         "driver-too-old",

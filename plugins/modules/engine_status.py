@@ -239,7 +239,7 @@ log:
       description:
         - What the engine says it runs with, or null before it does. Values are null where unset.
         - The names are C(quantization), C(moe_backend), C(kv_cache_dtype), C(max_seq_len) in tokens,
-          C(tensor_parallel_size), C(enforce_eager), C(speculative_method) and C(speculative_tokens).
+          C(tensor_parallel_size), C(enforce_eager) (null for SGLang), C(speculative_method) and C(speculative_tokens).
       type: dict
       returned: always
     moe_backends:

@@ -177,7 +177,7 @@ node:
   returned: always
   type: dict
   sample:
-    {machine: aarch64, kernel: 6.17.0-1014-nvidia, driver: 580.95.05, driver_cuda: "13.0", capability: [12, 1],
+    {machine: aarch64, kernel: 6.17.0-1014-nvidia, driver: 580.95.05, driver_cuda: "13.0", capability: [12, 1], gpus: 1,
      remove_ipc: true, user: hy3, user_exists: true, uid: 1001, linger: true, guards: [systemd-oomd], cma_total: 0,
      cma_free: 0,
      carry_over: {path: /etc/hy3/vllm/ray_non_carry_over_env_vars.json, exists: true, names: [NCCL_IB_GID_INDEX]}}

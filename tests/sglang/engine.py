@@ -133,16 +133,20 @@ def environment_of(package: Path) -> dict[str, str]:
     }
 
 
+def start(command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    # Dies with the test, too. A session of its own, so that all its processes can be ended together.
+    command = ["setpriv", "--pdeathsig=KILL", *command]
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+
+
 @contextmanager
 def serving(package: Path, checkpoint: Path) -> Iterator[Server]:
     """One rank with drafts, once it is healthy or has ended. Nothing of it is left afterwards."""
     server = Server(free_port(), package.with_name("server.log"))
-    # Dies with the test, too. A session of its own, so that all its processes can be ended together.
-    command = ["setpriv", "--pdeathsig=KILL", *command_of(checkpoint, server.port)]
-    with server.log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment_of(package), start_new_session=True
-        )
+    process = start(command_of(checkpoint, server.port), environment_of(package), server.log)
     try:
         wait_for(server, process)
         yield server
@@ -152,6 +156,27 @@ def serving(package: Path, checkpoint: Path) -> Iterator[Server]:
             process.wait(20)
         finally:
             end_group(process.pid)
+
+
+@contextmanager
+def ranks(
+    package: Path, units: list[tuple[list[str], dict[str, str]]]
+) -> Iterator[list[tuple[Server, subprocess.Popen[bytes]]]]:
+    """A rank for each argument list and environment, once rank 0 is healthy. Nothing of them is left afterwards."""
+    running = []
+    try:
+        for number, (command, own) in enumerate(units):
+            server = Server(int(command[command.index("--port") + 1]), package.with_name(f"rank-{number}.log"))
+            environment = environment_of(package) | own | {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+            running.append((server, start(command, environment, server.log)))
+        wait_for(*running[0])
+        yield running
+    finally:
+        for _server, process in running:
+            process.terminate()
+        for _server, process in running:
+            end_group(process.pid)
+            process.wait()
 
 
 def wait_for(server: Server, process: subprocess.Popen[bytes]) -> None:

@@ -199,20 +199,21 @@ class Golden:
 
     inventory: str
     profile: str
-    model: str
     nodes: dict[str, Node]
     nccl: str | None = None
-    ray: dict[str, Comparison]
-    environment: dict[str, Comparison]
+    ranks: str  # the unit that they live in
+    variables: t.ClassVar[dict[str, t.Any]] = {}  # beside the inventory's
+    environment: dict[str, Comparison]  # of the ranks
     units: dict[tuple[str, str], Comparison]
     slices: dict[str, int]
-    vllm: Comparison
-    driver: Comparison
     stated: dict[str, object]
 
     @property
     def head(self) -> str:
         return next(iter(self.nodes))
+
+    def comparisons(self) -> list[Comparison]:
+        return [*self.environment.values(), *self.units.values()]
 
     @classmethod
     def resolved(
@@ -263,13 +264,12 @@ class Golden:
             }
             for name, node in cls.nodes.items()
         }
-        done = render_units(root, facts, inventory=cls.inventory)
+        done = render_units(root, facts, inventory=cls.inventory, **cls.variables)
         assert done.returncode == 0, done.stdout + done.stderr
         return Rendered(root)
 
     def test_every_difference_differs_and_has_its_reason(self) -> None:
-        comparisons = [*self.ray.values(), *self.environment.values(), *self.units.values(), self.vllm, self.driver]
-        for seed, differences in comparisons:
+        for seed, differences in self.comparisons():
             for name, ours in differences.items():
                 assert ours.value != seed.get(name), name
                 assert len(ours.reason) > 5, name
@@ -278,7 +278,7 @@ class Golden:
         written = {str(path.relative_to(rendered.root)) for path in rendered.root.glob("spark-*/*")}
         slices = {f"{node}/hy3.slice" for node in self.nodes}
         assert written == slices | {f"{node}/{unit}.service" for node, unit in self.units}
-        assert set(self.units) == {(node, RAY) for node in self.nodes} | {(self.head, SERVE)}
+        assert {(node, self.ranks) for node in self.nodes} <= set(self.units)
 
     def test_units(self, rendered: Rendered) -> None:
         for (node, unit), comparison in self.units.items():
@@ -294,27 +294,15 @@ class Golden:
             }, node
         assert set(self.slices) == set(self.nodes)
 
-    def test_ray_arguments(self, rendered: Rendered) -> None:
-        for node, comparison in self.ray.items():
-            argv = rendered.argv(node, f"{RAY}.service")
-            assert argv[:2] == ["/opt/hy3/venv/bin/ray", "start"]
-            assert read_options(argv[2:]) == expected(comparison), node
-        assert set(self.ray) == set(self.nodes)
-
-    def test_vllm_arguments(self, rendered: Rendered) -> None:
-        argv = rendered.argv(self.head, f"{SERVE}.service")
-        assert argv[:3] == ["/opt/hy3/venv/bin/vllm", "serve", self.model]
-        assert read_options(argv[3:]) == expected(self.vllm)
-
-    def test_ray_environment(self, rendered: Rendered, sysfs: Path) -> None:
+    def test_rank_environment(self, rendered: Rendered, sysfs: Path) -> None:
         """The unit's own part and what the resolver, called as the unit calls it, writes into the environment file."""
         for node, comparison in self.environment.items():
-            own = rendered.environment(node, f"{RAY}.service")
-            resolver = rendered.before(node, f"{RAY}.service")[0]
+            own = rendered.environment(node, f"{self.ranks}.service")
+            resolver = rendered.before(node, f"{self.ranks}.service")[0]
             assert resolver[:3] == ["/usr/bin/python3", "-I", "/usr/local/lib/hy3/roce.py"]
             links, rest = taken(resolver[3:], "--link")
             options = read_options(rest)
-            assert (options.pop("output"), options.pop("sysfs-root")) == ("/run/hy3-ray/fabric.env", "/sys")
+            assert (options.pop("output"), options.pop("sysfs-root")) == (f"/run/{self.ranks}/fabric.env", "/sys")
             assert options.pop("venv") == "/opt/hy3/venv"
             found = self.resolved(
                 sysfs,
@@ -329,6 +317,39 @@ class Golden:
             assert own | found == expected(comparison), node
         assert set(self.environment) == set(self.nodes)
 
+    def test_profile_states_what_the_recipe_does(self) -> None:
+        profile = yaml.safe_load((ROOT / f"roles/profile/files/profiles/{self.profile}.yml").read_text())
+        del profile["memory"]["needs"]  # recipes have none: what is used is not what may be used
+        assert {name: profile[name] for name in self.stated} == self.stated
+
+
+class GoldenRay(Golden):
+    """A recipe for vLLM on Ray: raylets on all nodes, the driver on the head."""
+
+    model: str
+    ranks = RAY
+    ray: dict[str, Comparison]
+    vllm: Comparison
+    driver: Comparison
+
+    def comparisons(self) -> list[Comparison]:
+        return [*super().comparisons(), *self.ray.values(), self.vllm, self.driver]
+
+    def test_only_the_head_has_a_driver(self) -> None:
+        assert set(self.units) == {(node, RAY) for node in self.nodes} | {(self.head, SERVE)}
+
+    def test_ray_arguments(self, rendered: Rendered) -> None:
+        for node, comparison in self.ray.items():
+            argv = rendered.argv(node, f"{RAY}.service")
+            assert argv[:2] == ["/opt/hy3/venv/bin/ray", "start"]
+            assert read_options(argv[2:]) == expected(comparison), node
+        assert set(self.ray) == set(self.nodes)
+
+    def test_vllm_arguments(self, rendered: Rendered) -> None:
+        argv = rendered.argv(self.head, f"{SERVE}.service")
+        assert argv[:3] == ["/opt/hy3/venv/bin/vllm", "serve", self.model]
+        assert read_options(argv[3:]) == expected(self.vllm)
+
     def test_driver_environment(self, rendered: Rendered) -> None:
         assert rendered.environment(self.head, f"{SERVE}.service") == expected(self.driver)
 
@@ -340,7 +361,25 @@ class Golden:
             assert rendered.before(node, f"{RAY}.service")[1:] == ([] if node == self.head else [wait]), node
         assert rendered.before(self.head, f"{SERVE}.service") == []
 
-    def test_profile_states_what_the_recipe_does(self) -> None:
-        profile = yaml.safe_load((ROOT / f"roles/profile/files/profiles/{self.profile}.yml").read_text())
-        del profile["memory"]["needs"]  # recipes have none: what is used is not what may be used
-        assert {name: profile[name] for name in self.stated} == self.stated
+
+class GoldenRanks(Golden):
+    """A recipe whose engine starts its own ranks on each node, without Ray."""
+
+    ranks = SERVE
+    program: t.ClassVar[list[str]]
+    arguments: dict[str, Comparison]  # by node
+
+    def comparisons(self) -> list[Comparison]:
+        return [*super().comparisons(), *self.arguments.values()]
+
+    def test_arguments(self, rendered: Rendered) -> None:
+        for node, comparison in self.arguments.items():
+            argv = rendered.argv(node, f"{SERVE}.service")
+            assert argv[: len(self.program)] == self.program
+            assert read_options(argv[len(self.program) :]) == expected(comparison), node
+        assert set(self.arguments) == set(self.nodes)
+
+    def test_no_rank_waits_for_another_before_its_start(self, rendered: Rendered) -> None:
+        """They meet by themselves; a start that waited for rank 0 would hide why that one does not come."""
+        for node in self.nodes:
+            assert rendered.before(node, f"{SERVE}.service")[1:] == [], node

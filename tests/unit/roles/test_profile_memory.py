@@ -39,6 +39,8 @@ FREE = int(111.4 * GIB)  # of it after boot (seed 001)
 
 # RedHatAI: attention in FP8 blocks, all experts and the dense layer in NVFP4, the MTP layer and the rest as they were.
 MIXED: dict[str, t.Any] = {"rest": nvfp4, "attention": fp8_block, "mtp": bf16, "mtp_experts": bf16}
+# vroomfondel: everything in NVFP4 but the output head and the MTP layer.
+ALL_FP4: dict[str, t.Any] = {"rest": nvfp4, "mtp": bf16, "mtp_experts": bf16}
 # Padded for three ranks.
 HEADS, DENSE = (72, 9), 13344
 PADDED = CONFIG | {"num_attention_heads": HEADS[0], "num_key_value_heads": HEADS[1], "intermediate_size": DENSE}
@@ -49,6 +51,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, t.Any], dict[str, t.Any]]] = {
     "kodelow_w4a16_tp2": ({}, CONFIG),
     "marianbusoi_nvfp4_fp8_tp3": (MIXED | {"heads": HEADS, "dense": DENSE}, PADDED),
     "redhatai_nvfp4_fp8_tp2": (MIXED, CONFIG),
+    "vroomfondel_w4a4_tp4": (ALL_FP4, CONFIG),
 }
 
 
@@ -61,6 +64,10 @@ def rank_of(name: str, ranks: int, cache_dtype: str = "auto", *, drafter: bool =
     return Rank(sum(parts.values()), kv, sizes.max_positions)
 
 
+def drafts(args: t.Mapping[str, t.Any]) -> bool:
+    return "speculative-config" in args or "speculative-algorithm" in args
+
+
 def verdict(name: str, node: str = "head", **arguments: t.Any) -> Verdict:
     """What the preflight says of a node, with engine arguments laid over the profile's."""
     profile = yaml.safe_load((ROOT / f"roles/profile/files/profiles/{name}.yml").read_text())
@@ -71,12 +78,13 @@ def verdict(name: str, node: str = "head", **arguments: t.Any) -> Verdict:
         reserve=parse_size(memory["os_reserve"]) or 0,
         caps=[Cap(unit, parse_size(size) or 0) for unit, size in memory[node].items()],
         engine=Engine(
-            gpu_memory_utilization=args["gpu-memory-utilization"],
-            max_model_len=args["max-model-len"],
-            rank=rank_of(name, args["tensor-parallel-size"], args.get("kv-cache-dtype", "auto")),
+            gpu_memory_utilization=args.get("gpu-memory-utilization"),
+            mem_fraction_static=args.get("mem-fraction-static"),
+            max_model_len=args.get("max-model-len", args.get("context-length")),
+            rank=rank_of(name, args["tensor-parallel-size"], args.get("kv-cache-dtype", "auto"), drafter=drafts(args)),
         ),
         needs=needs,
-        object_store=ObjectStore("ray", profile["ray_args"]["object-store-memory"]),
+        object_store=ObjectStore("ray", profile["ray_args"]["object-store-memory"]) if profile["ray_args"] else None,
         available=FREE,
     )
 
@@ -147,12 +155,13 @@ TEST_POOLS: list[tuple[str, float, int, int]] = [
     ("kodelow_w4a16_tp2", 84.47, 82_944, 254_320),  # published: ~180K, see docs/preflight.md
     ("marianbusoi_nvfp4_fp8_tp3", 55.68, 124_416, 365_520),
     ("redhatai_nvfp4_fp8_tp2", 82.98, 82_944, 194_896),
+    ("vroomfondel_w4a4_tp4", 39.26, 40_960, 1_015_056),  # the card: ~40 GB; of what is free after boot
 ]
 
 
 @pytest.mark.parametrize(("name", "weights", "kv", "tokens"), TEST_POOLS, ids=[case[0] for case in TEST_POOLS])
 def test_pool(name: str, weights: float, kv: int, tokens: int) -> None:
     args = yaml.safe_load((ROOT / f"roles/profile/files/profiles/{name}.yml").read_text())["engine_args"]
-    rank = rank_of(name, args["tensor-parallel-size"], args.get("kv-cache-dtype", "auto"))
+    rank = rank_of(name, args["tensor-parallel-size"], args.get("kv-cache-dtype", "auto"), drafter=drafts(args))
     assert (round(rank.weights / GIB, 2), rank.kv_bytes_per_token) == (weights, kv)
-    assert verdict(name).prediction.kv_tokens == tokens >= args["max-model-len"]
+    assert verdict(name).prediction.kv_tokens == tokens >= args.get("max-model-len", args.get("context-length"))

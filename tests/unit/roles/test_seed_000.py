@@ -20,7 +20,7 @@ from ansible_collections.sparks.hy3.tests.unit.roles.golden import (
     SERVE_UNIT,
     Comparison,
     Differences,
-    Golden,
+    GoldenRay,
     Node,
     Ours,
     Port,
@@ -100,7 +100,7 @@ def capped(cap: str, differences: Differences) -> Comparison:
     return SEED_SCOPE | {"Service.MemoryMax": cap}, SCOPE | differences
 
 
-class TestSeed(Golden):
+class TestSeed(GoldenRay):
     inventory = "sparks"
     profile = "libertai_nvfp4_tp2"
     model = "/opt/hy3/models/Hy3-NVFP4"

@@ -18,7 +18,7 @@ from ansible_collections.sparks.hy3.tests.unit.roles.golden import (
     SERVE,
     SERVE_UNIT,
     Differences,
-    Golden,
+    GoldenRay,
     Node,
     Ours,
     Port,
@@ -97,7 +97,7 @@ def capped(cap: str, differences: Differences) -> tuple[Table, Differences]:
     return {}, differences | caps
 
 
-class TestSeed(Golden):
+class TestSeed(GoldenRay):
     inventory = "sparks-w4a16"
     profile = "kodelow_w4a16_tp2"
     model = "/opt/hy3/models/Hy3-NVFP4-W4A16"

@@ -19,7 +19,7 @@ from ansible_collections.sparks.hy3.tests.unit.roles.golden import (
     SERVE,
     SERVE_UNIT,
     Differences,
-    Golden,
+    GoldenRay,
     Node,
     Ours,
     Port,
@@ -106,7 +106,7 @@ def capped(cap: str, differences: Differences) -> tuple[Table, Differences]:
     return {}, differences | caps
 
 
-class TestSeed(Golden):
+class TestSeed(GoldenRay):
     inventory = "sparks-tp3"
     profile = "marianbusoi_nvfp4_fp8_tp3"
     model = "/opt/hy3/models/Hy3-NVFP4-FP8-TP3"

@@ -21,6 +21,7 @@ REPORT = {
     "endpoint": "http://127.0.0.1:8000/v1",
     "model": "hy3",
     "profile": "x",
+    "notice": None,
     "smoke": {},
     "start": {},
     "kv": {"tokens": 175552, "max_concurrency": 1.34, "request_tokens": 131072},
@@ -52,3 +53,11 @@ def test_published_figures(name: str) -> None:
     lines = text.splitlines()
     assert f"  KV pool  175,552 tokens, 1.34x at 131,072 tokens{pool}" in lines
     assert f"  MTP      61 of 100 drafted tokens accepted, 61.0 %{drafts}" in lines
+
+
+def test_a_profile_that_is_work_in_progress_says_so() -> None:
+    notice = yaml.safe_load((ROOT / "roles/profile/files/profiles/vroomfondel_w4a4_tp4.yml").read_text())["notice"]
+    report = REPORT | {"expected": {}, "notice": notice}
+    text = TEMPLATE.render(hy3_report=report, hy3_plan=PLAN, __hy3_report_file="x", __hy3_report_status={})
+    assert f"  Note     {notice}" in text.splitlines()
+    assert "work in progress" in notice

@@ -13,13 +13,30 @@ Listener = dict[str, t.Any]
 
 PLAN: dict[str, t.Any] = {
     "cluster": "sparks",
+    "engine": "vllm",
+    "executor": "ray",
     "node": {"is_head": True},
     "api": {"port": 8000},
     "ray_port": 6379,
     "ray_ports": {"node-manager-port": 6380, "object-manager-port": 6381},
+    "rank_port": 29501,
 }
-NOT_DEPLOYED = {"description": "hy3-ray.service", "active_state": "inactive"}
-OURS_RUNS = {"description": "Hy3: Ray head of cluster sparks", "active_state": "active"}
+Units = dict[str, dict[str, str]]
+
+
+def units(ray: str = "", serve: str = "", *, state: str = "active") -> Units:
+    """Our units with their descriptions; without one a unit was never deployed."""
+    return {
+        f"{name}.service": {
+            "description": description or f"{name}.service",
+            "active_state": state if description else "inactive",
+        }
+        for name, description in (("hy3-ray", ray), ("hy3-serve", serve))
+    }
+
+
+NOT_DEPLOYED = units()
+OURS_RUNS = units("Hy3: Ray head of cluster sparks", "Hy3: vLLM with profile libertai_nvfp4_tp2 of cluster sparks")
 
 
 def listener(port: int, name: str, unit: str = "", *, pid: int | None = 812) -> Listener:
@@ -50,11 +67,27 @@ def test_a_worker_needs_none_of_the_heads_ports() -> None:
 
 @pytest.mark.parametrize("state", ["inactive", "failed"])
 def test_a_cluster_that_was_stopped_is_in_nobodys_way(state: str) -> None:
-    unit = {"description": "Hy3: Ray worker of cluster home", "active_state": state}
-    assert occupant_problems([], PLAN, unit) == []
+    assert occupant_problems([], PLAN, units("Hy3: Ray worker of cluster home", state=state)) == []
 
 
-PROBLEMS: dict[str, tuple[list[Listener], dict[str, str], str]] = {
+# What the ranks need without Ray, by (engine, head): SGLang listens on the API's port on every node.
+NEEDED: dict[tuple[str, bool], list[int]] = {
+    ("vllm", True): [8000, 29501],
+    ("vllm", False): [],
+    ("sglang", True): [8000, 29501],
+    ("sglang", False): [8000],
+}
+
+
+@pytest.mark.parametrize(("engine", "head"), NEEDED)
+def test_ports_without_ray(engine: str, head: bool) -> None:
+    plan = PLAN | {"engine": engine, "executor": "mp", "node": {"is_head": head}}
+    strangers = [listener(port, "nginx", "nginx.service") for port in (6379, 6380, 8000, 29501)]
+    problems = occupant_problems(strangers, plan, NOT_DEPLOYED)
+    assert [int(problem.split()[1]) for problem in problems] == NEEDED[engine, head]
+
+
+PROBLEMS: dict[str, tuple[list[Listener], Units, str]] = {
     "API port": (
         [listener(8000, "nginx", "nginx.service")],
         NOT_DEPLOYED,
@@ -99,14 +132,21 @@ PROBLEMS: dict[str, tuple[list[Listener], dict[str, str], str]] = {
     ),
     "our unit, another cluster": (
         OURS,
-        {"description": "Hy3: Ray worker of cluster home of cluster x", "active_state": "activating"},
+        units("Hy3: Ray worker of cluster home of cluster x", state="activating"),
         "hy3-ray.service runs here as 'Hy3: Ray worker' of cluster 'home of cluster x', and a node serves one cluster "
         "at a time, here 'sparks'; run stop_hy3 with that cluster's inventory, or set hy3_cluster if it is the same "
         "one.",
     ),
+    "our engine, another cluster": (
+        [],
+        units(serve="Hy3: SGLang with profile vroomfondel_w4a4_tp4 of cluster home"),
+        "hy3-serve.service runs here as 'Hy3: SGLang with profile vroomfondel_w4a4_tp4' of cluster 'home', and a node "
+        "serves one cluster at a time, here 'sparks'; run stop_hy3 with that cluster's inventory, or set hy3_cluster "
+        "if it is the same one.",
+    ),
 }
 
 
-@pytest.mark.parametrize(("listeners", "unit", "sentence"), PROBLEMS.values(), ids=PROBLEMS)
-def test_one_sentence(listeners: list[Listener], unit: dict[str, str], sentence: str) -> None:
-    assert occupant_problems(listeners, PLAN, unit) == [sentence]
+@pytest.mark.parametrize(("listeners", "own", "sentence"), PROBLEMS.values(), ids=PROBLEMS)
+def test_one_sentence(listeners: list[Listener], own: Units, sentence: str) -> None:
+    assert occupant_problems(listeners, PLAN, own) == [sentence]

@@ -16,10 +16,13 @@ PLAN: dict[str, t.Any] = {
     "cluster": "sparks",
     "memory": {"os_reserve": "4G", "head": {"ray": "104G", "serve": "8G"}, "worker": {"ray": "110G"}},
     "hosts": ["spark-1", "spark-2"],
+    "engine": "vllm",
     "executor": "ray",
+    "speculative": False,
     "engine_args": {"tensor-parallel-size": 2, "pipeline-parallel-size": 1},
     "ray_args": {"object-store-memory": 2000000000},
     "api": {"port": 8000},
+    "rank_port": 29501,
     "ray_port": 6379,
     "ray_ports": {"node-manager-port": 6380, "min-worker-port": 10100, "max-worker-port": 10299},
 }
@@ -51,6 +54,16 @@ FITS: dict[str, dict[str, t.Any]] = {
     "a cluster's name with all that it may have": {"cluster": "Rack-2_b.1"},
     "no caps for workers": {"memory": {"os_reserve": "4G", "head": {"ray": "104G"}}},
     "port beside Ray's": {"api.port": 10300},
+    "without Ray": {"executor": "mp"},
+    "without Ray, a port of Ray's": {"executor": "mp", "api.port": 6380},
+    "one host with all GPUs, without Ray": {"executor": "mp", "hosts": ["spark-1"]},
+    "one host with four GPUs, without Ray": {
+        "executor": "mp",
+        "hosts": ["spark-1"],
+        "engine_args.tensor-parallel-size": 4,
+    },
+    "SGLang": {"engine": "sglang", "executor": "mp"},
+    "speculation that the profile knows": {"speculative": True, "speculative_args": {"speculative-algorithm": "EAGLE"}},
 }
 
 
@@ -130,8 +143,26 @@ PROBLEMS: dict[str, tuple[dict[str, t.Any], str]] = {
         "hy3_api_port is 10299, which Ray needs for itself; choose another, for instance 8000.",
     ),
     "another executor": (
-        {"executor": "mp"},
-        "hy3_executor is 'mp', and this release serves with ray only; leave it out.",
+        {"executor": "uni"},
+        "hy3_executor is 'uni', and vllm is served with ray or mp only; leave it out.",
+    ),
+    "Ray for SGLang": (
+        {"engine": "sglang", "executor": "ray"},
+        "hy3_executor is 'ray', and sglang is served with mp only; leave it out.",
+    ),
+    "several GPUs in several nodes, without Ray": (
+        {"executor": "mp", "engine_args.tensor-parallel-size": 4},
+        "tensor-parallel-size 4 x pipeline-parallel-size 1 needs 4 GPU(s) and 2 node(s) x 1 GPU(s) have 2; correct "
+        "hy3_engine_args, or choose another profile.",
+    ),
+    "where the ranks meet": (
+        {"executor": "mp", "api.port": 29501},
+        "hy3_api_port is 29501, where the ranks meet; choose another, for instance 8000.",
+    ),
+    "speculation that the profile does not know": (
+        {"speculative": True},
+        "hy3_speculative is true, and profile libertai_nvfp4_tp2 has nothing that it switches on; leave it out (a "
+        "profile that speculates by itself says so in its engine_args).",
     ),
 }
 
@@ -149,5 +180,5 @@ def test_two_nodes_with_one_address() -> None:
 
 
 def test_problems_of_different_parts_come_together() -> None:
-    plan = plan_with({"hosts": ["spark-1"], "api.port": 0, "executor": "mp"})
+    plan = plan_with({"hosts": ["spark-1"], "api.port": 0, "executor": "uni"})
     assert len(plan_problems(plan, ADDRESSES)) == 3

@@ -33,6 +33,7 @@ RING = {
 TEST_PROBLEMS: dict[str, tuple[dict[str, Node], list[str]]] = {
     "pair": ({"s1": straight("192.168.100.1"), "s2": straight("192.168.100.2")}, []),
     "ring": (RING, []),
+    "one host without a fabric": ({"s1": straight("")}, []),
     "no address": (
         {"s1": straight("192.168.100.1"), "s2": straight("")},
         [

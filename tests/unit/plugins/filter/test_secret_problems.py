@@ -21,11 +21,11 @@ def key_file(tmp_path: Path) -> Path:
     return path
 
 
-def problems(key: str | None = "", *, firewall: bool = True, **changes: t.Any) -> list[str]:
+def problems(key: str | None = "", *, firewall: bool = True, engine: str = "vllm", **changes: t.Any) -> list[str]:
     """The problems of a plan with ``changes`` in its API, or in its engine's arguments or environment."""
     outer = {name: changes.pop(name, {}) for name in ("engine_args", "engine_env")}
     api = {"host": "127.0.0.1", "port": 8000, "key_file": "", "sources": []} | changes
-    return secret_problems({"api": api, "firewall": firewall, **outer}, key)
+    return secret_problems({"api": api, "engine": engine, "firewall": firewall, **outer}, key)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,7 @@ GOOD: dict[str, tuple[bool, dict[str, t.Any]]] = {
     "loopback without a key": (False, {}),
     "loopback with a key": (True, {}),
     "loopback without a firewall": (False, {"firewall": False}),
+    "loopback of SGLang": (False, {"engine": "sglang"}),
     "exposed": (True, {"host": "0.0.0.0", "sources": LAN}),
     "exposed to both families": (True, {"host": "::", "sources": [*LAN, "fd00::/8", "10.0.0.1"]}),
     "exposed behind another firewall": (True, {"host": "0.0.0.0", "firewall": False}),
@@ -94,6 +95,22 @@ BAD: dict[str, tuple[bool, dict[str, t.Any], str]] = {
         "hy3_api_sources has '192.168.1.7/24', which is no network (192.168.1.7/24 has host bits set);",
     ),
     "a key as an argument": (False, {"engine_args": {"api-key": KEY}}, "hy3_engine_args has api-key, and every user"),
+    "an admin's key as an argument of SGLang": (
+        False,
+        {"engine": "sglang", "engine_args": {"admin-api-key": KEY}},
+        "hy3_engine_args has admin-api-key, and every user of a node can read arguments; take it out",
+    ),
+    "SGLang exposed": (
+        False,
+        {"engine": "sglang", "host": "0.0.0.0", "sources": LAN},
+        "hy3_api_host is 0.0.0.0, and SGLang's API has no key here, because it would write one into its log; use "
+        "127.0.0.1 and an SSH tunnel,",
+    ),
+    "SGLang with a key": (
+        True,
+        {"engine": "sglang"},
+        "hy3_api_key_file is set, and SGLang takes a key only to write it into its log and to answer it at ",
+    ),
     "a key in the environment": (False, {"engine_env": {"VLLM_API_KEY": KEY}}, "hy3_engine_env has VLLM_API_KEY, and"),
     "a token in the environment": (False, {"engine_env": {"HF_TOKEN": KEY}}, "hy3_engine_env has HF_TOKEN, and"),
 }

@@ -17,8 +17,12 @@ ENGINE_ARGS = {
     "enforce-eager": True,
     "moe-backend": None,
     "speculative-config": {"method": "mtp", "num_speculative_tokens": 1},
+    "tensor-parallel-size": 2,
 }
 PLAN: dict[str, t.Any] = {
+    "engine": "vllm",
+    "executor": "ray",
+    "hosts": ["spark-1", "spark-2"],
     "node": {"is_head": True},
     "readback": {"quantization": "modelopt_fp4"},
     "engine_args": ENGINE_ARGS,
@@ -52,6 +56,7 @@ def healthy() -> Status:
                 "moe_backend": "auto",
                 "speculative_method": "mtp",
                 "speculative_tokens": 1,
+                "tensor_parallel_size": 2,
             }
         },
         "metrics": {"drafted": 1000, "accepted": 613},
@@ -137,12 +142,12 @@ PROBLEMS: dict[str, tuple[t.Callable[[Status], None], str]] = {
     ),
     "no rank": (
         no_rank,
-        "0 engine ranks run on this node and one must run on each; Ray placed them elsewhere, so check the GPUs that "
+        "0 engine ranks run on this node and 1 must run on each; Ray placed them elsewhere, so check the GPUs that "
         "each node brought.",
     ),
     "two ranks": (
         two_ranks,
-        "2 engine ranks run on this node and one must run on each; Ray placed them elsewhere, so check the GPUs that "
+        "2 engine ranks run on this node and 1 must run on each; Ray placed them elsewhere, so check the GPUs that "
         "each node brought.",
     ),
     "ray does not run": (
@@ -189,7 +194,10 @@ def test_one_sentence(break_it: t.Callable[[Status], None], sentence: str) -> No
 def test_without_a_log_every_setting_is_a_problem() -> None:
     status = healthy() | {"log": None}
     settings = [line.split()[4] for line in serve_problems(status, PLAN, FABRIC_ENV)]
-    assert settings == ["enforce_eager", "max_seq_len", "speculative_method", "speculative_tokens", "quantization"]
+    assert settings == [
+        *("enforce_eager", "max_seq_len", "tensor_parallel_size"),
+        *("speculative_method", "speculative_tokens", "quantization"),
+    ]
 
 
 def test_an_option_that_the_inventory_changed_is_what_is_asked_for() -> None:
@@ -207,7 +215,7 @@ def test_speculative_config_may_be_text() -> None:
 
 
 def test_without_speculative_decoding_nothing_need_be_drafted() -> None:
-    plan = copy.deepcopy(PLAN) | {"engine_args": {}}
+    plan = copy.deepcopy(PLAN) | {"engine_args": {"tensor-parallel-size": 2}}
     assert serve_problems(healthy() | {"metrics": None}, plan, FABRIC_ENV) == []
 
 
@@ -217,3 +225,101 @@ def test_problems_of_different_parts_come_together() -> None:
         break_it(status)
     assert len(serve_problems(status, PLAN, FABRIC_ENV)) == 4
     assert len(serve_problems(status, WORKER_PLAN, FABRIC_ENV)) == 1
+
+
+# ---- Without Ray the ranks live in hy3-serve.service
+
+SGLANG_ARGS = {
+    "tensor-parallel-size": 2,
+    "context-length": 512,
+    "moe-runner-backend": "flashinfer_cutlass",
+    "speculative-algorithm": "EAGLE",
+    "speculative-num-draft-tokens": 2,
+}
+SGLANG = PLAN | {"engine": "sglang", "executor": "mp", "readback": {}, "engine_args": SGLANG_ARGS}
+
+
+def sglang() -> Status:
+    """A head of SGLang as engine_status returns it, in the parts that count."""
+    ranks = [
+        process(20, "/opt/hy3/venv/bin/python", dict(FABRIC_ENV)),
+        process(21, "sglang::scheduler_TP0", None),
+        process(22, "sglang::detokenizer", None),
+    ]
+    config = {
+        "quantization": "modelopt_fp4",
+        "moe_backend": "flashinfer_cutlass",
+        "max_seq_len": 512,
+        "tensor_parallel_size": 2,
+        "speculative_method": "EAGLE",
+        "speculative_tokens": 2,
+    }
+    units = {"hy3-serve.service": {"main_pid": 20, "processes": ranks}}
+    return {"units": units, "log": {"config": config}, "metrics": None}
+
+
+def serve_processes(status: Status) -> list[dict[str, t.Any]]:
+    return t.cast(list[dict[str, t.Any]], status["units"]["hy3-serve.service"]["processes"])
+
+
+def test_healthy_sglang() -> None:
+    assert serve_problems(sglang(), SGLANG, FABRIC_ENV) == []
+    assert serve_problems(sglang() | {"log": None}, SGLANG | {"node": {"is_head": False}}, FABRIC_ENV) == []
+
+
+def test_one_host_has_all_ranks_and_no_fabric() -> None:
+    status = sglang()
+    serve_processes(status)[0]["environment"] = {}
+    serve_processes(status).append(process(23, "sglang::scheduler_TP1", None))
+    assert serve_problems(status, SGLANG | {"hosts": ["box"]}, {}) == []
+
+
+def serve_not_running(status: Status) -> None:
+    serve_processes(status).clear()
+
+
+def serve_with_another_index(status: Status) -> None:
+    serve_processes(status)[0]["environment"]["NCCL_IB_GID_INDEX"] = "3"
+
+
+def serve_without_index(status: Status) -> None:
+    del serve_processes(status)[0]["environment"]["NCCL_IB_GID_INDEX"]
+
+
+def rank_gone(status: Status) -> None:
+    del serve_processes(status)[1]
+
+
+def other_backend(status: Status) -> None:
+    status["log"]["config"]["moe_backend"] = "triton"
+
+
+SGLANG_PROBLEMS: dict[str, tuple[t.Callable[[Status], None], str]] = {
+    "not running": (
+        serve_not_running,
+        "hy3-serve.service does not run on this node; read `journalctl -u hy3-serve` there.",
+    ),
+    "another node's index": (
+        serve_with_another_index,
+        "process 20 (/opt/hy3/venv/bin/python) of hy3-serve.service was started with NCCL_IB_GID_INDEX=3 and this "
+        "node's is 6; run stop_hy3 and then serve_hy3.",
+    ),
+    "without its index": (
+        serve_without_index,
+        "process 20 of hy3-serve.service was started without NCCL_IB_GID_INDEX, so NCCL chooses by itself; run "
+        "stop_hy3 and then serve_hy3.",
+    ),
+    "a rank gone": (rank_gone, "0 engine ranks run on this node and 1 must; read `journalctl -u hy3-serve` there."),
+    "another backend": (
+        other_backend,
+        "the engine runs with moe_backend 'triton' and was asked for 'flashinfer_cutlass'; read the top of "
+        "`journalctl -u hy3-serve` for why it changed it.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("break_it", "sentence"), SGLANG_PROBLEMS.values(), ids=SGLANG_PROBLEMS)
+def test_one_sentence_about_sglang(break_it: t.Callable[[Status], None], sentence: str) -> None:
+    status = sglang()
+    break_it(status)
+    assert serve_problems(status, SGLANG, FABRIC_ENV) == [sentence]

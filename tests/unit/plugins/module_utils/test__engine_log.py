@@ -289,3 +289,51 @@ def test_without_repeat() -> None:
 
 def test_clean_lines() -> None:
     assert clean_lines("\x1b[36m(a)\x1b[0;0m one\r\n50%\r100%\r\n\n  \nlast") == ["(a) one", "50%", "100%", "last"]
+
+
+# As SGLang 0.5.23 writes it, with most of its names left out (tests/sglang reads a real log), and as older ones do.
+SGLANG_DICT = (
+    "[2026-12-01 01:55:10] server_args={'model_path': '/ck', 'quantization': 'modelopt_fp4', 'context_length': 512, "
+    "'kv_cache_dtype': 'auto', 'tp_size': 2, 'moe_runner_backend': 'marlin', 'speculative_algorithm': 'EAGLE', "
+    "'speculative_num_steps': 1, 'speculative_num_draft_tokens': 2, 'nnodes': 2}"
+)
+SGLANG_RECORD = (
+    "[2026-07-10 10:00:00] server_args=ServerArgs(model_path='/ck', quantization='modelopt_fp4', "
+    "context_length=262144, kv_cache_dtype='fp8_e4m3', tp_size=4, moe_runner_backend='flashinfer_cutlass', "
+    "speculative_algorithm=None, speculative_num_draft_tokens=None)"
+)
+SGLANG_CONFIGS: list[tuple[str, dict[str, t.Any]]] = [
+    (
+        SGLANG_DICT,
+        {
+            "quantization": "modelopt_fp4",
+            "moe_backend": "marlin",
+            "kv_cache_dtype": "auto",
+            "max_seq_len": 512,
+            "tensor_parallel_size": 2,
+            "enforce_eager": None,
+            "speculative_method": "EAGLE",
+            "speculative_tokens": 2,
+        },
+    ),
+    (
+        SGLANG_RECORD,
+        {
+            "quantization": "modelopt_fp4",
+            "moe_backend": "flashinfer_cutlass",
+            "kv_cache_dtype": "fp8_e4m3",
+            "max_seq_len": 262144,
+            "tensor_parallel_size": 4,
+            "enforce_eager": None,
+            "speculative_method": None,
+            "speculative_tokens": None,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "config"), SGLANG_CONFIGS, ids=["0.5.23", "0.5.14"])
+def test_sglang_says_what_it_runs_with(line: str, config: dict[str, t.Any]) -> None:
+    facts = read_facts([line])
+    assert facts["phase"] == "engine_init"
+    assert facts["config"] == config

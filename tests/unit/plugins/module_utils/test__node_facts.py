@@ -166,6 +166,7 @@ def test_a_spark(tmp_path: Path) -> None:
             "driver": "580.95.05",
             "driver_cuda": "13.0",
             "capability": [12, 1],
+            "gpus": 1,
             "remove_ipc": True,
             "linger": True,
             "guards": ["earlyoom"],
@@ -178,9 +179,17 @@ def test_a_spark(tmp_path: Path) -> None:
     assert node.toolkits({"CUDA_HOME": "/opt/cuda"}) == {}
 
 
+def test_a_host_with_two_gpus(tmp_path: Path) -> None:
+    write(tmp_path / "proc/driver/nvidia/version", OPEN)
+    run = answers(nvidia_smi="NVIDIA H200, 9.0\nNVIDIA H200, 9.0\n", smi=SMI)
+    assert Node(run, root=str(tmp_path)).gpu()["gpus"] == 2
+    assert Node(answers(), root=str(tmp_path)).gpu()["gpus"] is None
+
+
 def test_a_bare_machine(tmp_path: Path) -> None:
     facts = Node(answers(), root=str(tmp_path)).facts(user=None, uid=None, home="/nonexistent", environment={})
-    assert (facts["driver"], facts["capability"], facts["linger"], facts["guards"]) == ("", [], None, None)
+    assert (facts["driver"], facts["capability"], facts["gpus"]) == ("", [], 0)
+    assert (facts["linger"], facts["guards"]) == (None, None)
     assert (facts["remove_ipc"], facts["cma_free"], facts["carry_over"]["exists"]) == (None, None, False)
 
 

@@ -85,6 +85,7 @@ SPARK: Facts = {
         "driver": "580.95.05",
         "driver_cuda": "13.0",
         "capability": [12, 1],
+        "gpus": 1,
         "remove_ipc": True,
         "user": "hy3",
         "user_exists": True,
@@ -269,6 +270,7 @@ BROKEN: dict[str, list[Facts]] = {
     "wrong-arch": [{"node": {"machine": "x86_64"}}],
     "wheel-arch": [{"wheel": "x86_64"}],
     "no-gpu": [{"node": {"driver": "", "driver_cuda": "", "capability": []}}],
+    "gpus-too-few": [{"nodes": 1}, args(tensor_parallel_size=4)],
     "driver-too-old": [{"node": {"driver": "570.86.10"}}],
     "cpu-torch": [{"torch_cuda": "", "packages": {"torch": "2.13.0+cpu"}}],
     "fp4-without-gpu": [{"node": {"driver": "", "driver_cuda": "", "capability": []}}],
@@ -344,6 +346,7 @@ FINE: list[tuple[str, str, Facts]] = [
         "graphs-marlin-w4a16",
         args(enforce_eager=False) | {"checkpoint": W4A16},
     ),
+    ("four GPUs in one host", "gpus-too-few", args(tensor_parallel_size=4) | {"nodes": 1, "node": {"gpus": 4}}),
     ("0.90 is what the forum runs", "util-over-free", args(gpu_memory_utilization=0.9)),
     ("0.92 elsewhere", "util-over-free", args(gpu_memory_utilization=0.92) | {"node": {"capability": [9, 0]}}),
     ("before ModelOpt quantized heads", "mtp-head-quantized", {"version": "0.22.1", "patches": []}),
@@ -515,7 +518,14 @@ RING = {
     "packages": {"nvidia-nccl-cu13": "2.30.7"},
     "ray_environment": RING_ENVIRONMENT | {"NCCL_IB_GID_INDEX": REMOVED},
 }
+# Layer 80 is BF16, and shared experts are named as transformers names them.
+EXPORTED = {"mtp_quantized": False, "shared_experts_names": True}
+FOUR = {"engine": "sglang", "nodes": 4, "environment": SGLANG["environment"], "checkpoint": EXPORTED}
 INTENDED = {
+    "vroomfondel_w4a4_tp4": [
+        {**FOUR, "version": "0.5.23"},
+        {**FOUR, "version": "0.5.23", "arguments": DRAFT},
+    ],
     "kodelow_w4a16_tp2": [
         {"version": version, "checkpoint": W4A16} for version in ("0.23.0", "0.24.0", "0.25.1", "0.33.0")
     ],

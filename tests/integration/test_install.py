@@ -22,7 +22,7 @@ from ansible_collections.sparks.hy3.tests.integration.lab import ROOT, changed_n
 LEFT_OUT = (".ci/", ".collections/", "molecule/", "galaxy.yml")
 MADE = {"MANIFEST.json", "FILES.json"}
 # As they run.
-ROLES = "profile preflight lease engine checkpoint engine_patch ray_cluster vllm_serve verify report"
+ROLES = "profile preflight lease engine checkpoint engine_patch ray_cluster vllm_serve sglang_serve verify report"
 
 
 class Stranger:

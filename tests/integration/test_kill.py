@@ -77,7 +77,7 @@ def test_killed_while_patching() -> None:
 
 def test_killed_between_writing_the_unit_and_restarting() -> None:
     changed = overlay(**{"max-num-seqs": 3})
-    kill_serve("-e", changed, at=r"^TASK \[sparks\.hy3\.vllm_serve : Purge")
+    kill_serve("-e", changed, at=r"^TASK \[sparks\.hy3\.serve_unit : Purge")
     argv = on("spark-1", ARGV)
     assert "--max-num-seqs 2" in argv, "the kill came too late to prove anything"
     converge("-e", changed)

@@ -53,7 +53,8 @@ def of_node(first: str, second: str) -> str:
 VARIABLES: dict[str, tuple[dict[str, object], str]] = {
     "unknown profile": (
         {"hy3_profile": "nope"},
-        "hy3_profile is 'nope', which is no profile; choose one of libertai_nvfp4_tp2, tiny_lab, tiny_lab_tp1.",
+        "hy3_profile is 'nope', which is no profile; choose one of libertai_nvfp4_tp2, tiny_lab, tiny_lab_tp1, "
+        "tiny_lab_tp3, tiny_lab_tp4.",
     ),
     "misspelt variable": (
         {"hy3_api_prot": 8001},

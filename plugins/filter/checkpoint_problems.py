@@ -41,11 +41,13 @@ _value:
 """
 
 Facts = t.Mapping[str, t.Any]
+MOST_RANKS = 8  # what a way out may name; more Sparks than these nobody has reported
 
 
 def _shard_problems(checkpoint: Facts, plan: Facts) -> list[str]:
-    found, wanted = len(checkpoint["shards"]), plan["checkpoint"]["shards"]
-    if found == wanted:
+    """Where the profile knows how many its author published; that they are whole is the index's to say."""
+    found, wanted = len(checkpoint["shards"]), plan["checkpoint"].get("shards")
+    if wanted in (None, found):
         return []
     return [
         f"{plan['checkpoint_path']} has {found} shards and profile {plan['profile']} wants {wanted}; it is another "
@@ -53,17 +55,23 @@ def _shard_problems(checkpoint: Facts, plan: Facts) -> list[str]:
     ]
 
 
+def _odd_heads(heads: int | None, kv_heads: int | None, ranks: int) -> list[str]:
+    odd = [f"{heads} attention heads"] if heads and heads % ranks else []
+    return odd + ([f"{kv_heads} KV heads"] if kv_heads and kv_heads % ranks and ranks % kv_heads else [])
+
+
 def _head_problems(model: Facts, plan: Facts) -> list[str]:
     """Heads are split among the ranks; KV heads are copied once there are more ranks than those."""
     ranks = plan["engine_args"].get("tensor-parallel-size", 1)
     heads, kv_heads = model.get("heads"), model.get("kv_heads")
-    odd = [f"{heads} attention heads"] if heads and heads % ranks else []
-    odd += [f"{kv_heads} KV heads"] if kv_heads and kv_heads % ranks and ranks % kv_heads else []
+    odd = _odd_heads(heads, kv_heads, ranks)
     if not odd:
         return []
+    sizes = ", ".join(str(size) for size in range(1, MOST_RANKS + 1) if not _odd_heads(heads, kv_heads, size))
     return [
-        f"tensor-parallel-size is {ranks}, which does not divide the model's {' and '.join(odd)}; use as many nodes as "
-        "divide them, or a checkpoint that is padded for it."
+        f"tensor-parallel-size is {ranks}, which does not divide the model's {' and '.join(odd)}; serve it with "
+        f"{' or '.join(sizes.rsplit(', ', 1))} ranks, or for {ranks} take another checkpoint: the original if this one "
+        "is padded, else a copy padded by playbook pad_hy3."
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import typing as t
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.sparks.hy3.plugins.module_utils._topology import RING_ENVIRONMENT
 
 DOCUMENTATION = r"""
 name: lay_profile
@@ -28,6 +29,12 @@ options:
       - What the inventory says. Dictionaries are laid over the profile's at every depth but inside an engine argument,
         which is replaced whole. V(null) takes a key away. Any other value replaces the profile's.
       - In C(engine_args) and C(ray_args), C(_) and C(-) in a name are the same.
+  ring:
+    type: bool
+    default: false
+    description:
+      - Whether the nodes form a ring without a switch. Then C(engine_env) has what NCCL needs there, under what the
+        inventory says.
 """
 
 EXAMPLES = r"""
@@ -64,11 +71,16 @@ def _lay(under: Settings, over: Settings, *, deep: bool) -> dict[str, object]:
     return merged
 
 
-def lay_profile(profile: Settings, inventory: Settings) -> dict[str, object]:
-    """``inventory`` laid over ``profile``; raises :class:`AnsibleFilterError` for a value of the wrong kind."""
+def lay_profile(profile: Settings, inventory: Settings, ring: bool = False) -> dict[str, object]:
+    """``inventory`` laid over ``profile``; raises :class:`AnsibleFilterError` for a value of the wrong kind.
+
+    In a ``ring`` what NCCL needs there lies between the two.
+    """
     merged = dict(profile)
+    if ring:
+        merged["engine_env"] = {**t.cast(Settings, profile.get("engine_env", {})), **RING_ENVIRONMENT}
     for name, value in inventory.items():
-        below = profile.get(name, {})
+        below = merged.get(name, {})
         if isinstance(below, t.Mapping) and not isinstance(value, t.Mapping):
             raise AnsibleFilterError(
                 f"hy3_{name} is {value!r}, and it must be a dictionary; write `name: value` pairs."

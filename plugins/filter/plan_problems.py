@@ -63,20 +63,20 @@ def _count_problems(plan: Facts) -> list[str]:
 
 
 def _size_problems(plan: Facts) -> list[str]:
-    """Nodes against the profile, and ranks against GPUs (of which a Spark has one)."""
+    """Ranks against GPUs, of which a Spark has one. A user may give a profile another number of both."""
     nodes = len(plan["hosts"])
     tensor, pipeline, gpus = (plan[part].get(name, 1) for name, part in COUNTS.items())
+    if tensor * pipeline == nodes * gpus:
+        return []
     if nodes != plan["nodes"]:
         return [
             f"The inventory has {nodes} node(s) and profile {plan['profile']} wants {plan['nodes']} (tensor parallel "
-            f"{tensor}); add or remove hosts, or choose another profile."
+            f"{tensor}); add or remove hosts, set tensor-parallel-size in hy3_engine_args, or choose another profile."
         ]
-    if tensor * pipeline != nodes * gpus:
-        return [
-            f"tensor-parallel-size {tensor} x pipeline-parallel-size {pipeline} needs {tensor * pipeline} GPU(s) and "
-            f"{nodes} node(s) x {gpus} GPU(s) have {nodes * gpus}; correct hy3_engine_args, or choose another profile."
-        ]
-    return []
+    return [
+        f"tensor-parallel-size {tensor} x pipeline-parallel-size {pipeline} needs {tensor * pipeline} GPU(s) and "
+        f"{nodes} node(s) x {gpus} GPU(s) have {nodes * gpus}; correct hy3_engine_args, or choose another profile."
+    ]
 
 
 def _address_problems(addresses: t.Mapping[str, str]) -> list[str]:

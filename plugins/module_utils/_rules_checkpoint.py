@@ -107,7 +107,7 @@ CHECKPOINT_RULES: tuple[Rule, ...] = (
         about="tensor-parallel-size and num_key_value_heads do not divide one another",
         what="KV heads are split evenly, or copied evenly when there are more ranks (a checkpoint padded to 72/9 heads "
         "runs at 3, and not at 2 or 4 as its card says)",
-        fix="use another tensor-parallel-size, or the checkpoint that is made for this one",
+        fix="serve a padded checkpoint with the ranks that it is padded for, and the original with 1, 2, 4 or 8",
         source="vLLM hy_v3.py, 0.20.0 to 0.33.0; field case B87; against seed 002",
     ),
     Rule(

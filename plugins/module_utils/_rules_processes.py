@@ -15,6 +15,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._situation import (
     WARNING,
     Rule,
     Situation,
+    release_of,
 )
 
 
@@ -48,6 +49,17 @@ def nccl_timeout(s: Situation) -> str | None:
 def preloaded(s: Situation) -> str | None:
     value = (s.ray_variable if s.by_ray else s.variable)("LD_PRELOAD")
     return f"LD_PRELOAD is {value}" if value and "nccl" in value.lower() else None
+
+
+def ring_without_routing(s: Situation) -> str | None:
+    variable = s.ray_variable if s.by_ray else s.variable
+    if not several_nodes(s) or variable("NCCL_IB_SUBNET_AWARE_ROUTING") != "1":
+        return None
+    nccl = s.package("nvidia-nccl-cu13")
+    # Of another library than the wheel's nothing is known.
+    if not nccl or release_of(nccl) >= (2, 30) or variable("VLLM_NCCL_SO_PATH") or variable("LD_PRELOAD"):
+        return None
+    return f"NCCL_IB_SUBNET_AWARE_ROUTING is 1 and NCCL is {nccl}"
 
 
 def open_api(s: Situation) -> str | None:
@@ -161,6 +173,16 @@ PROCESS_RULES: tuple[Rule, ...] = (
         what="it hides the one that torch brings, and what torch says of its version is not what runs",
         fix="take it out, or name the library in VLLM_NCCL_SO_PATH",
         source="tonyd2wild, MiniMax-M3 TP3 README",
+    ),
+    Rule(
+        "nccl-too-old-for-ring",
+        ERROR,
+        ring_without_routing,
+        about="several nodes; NCCL_IB_SUBNET_AWARE_ROUTING is 1, as a ring needs; NCCL older than 2.30",
+        what="that NCCL does not know the variable and connects through ports that are cabled to another node, so the "
+        "start times out",
+        fix="install vLLM 0.33.0, whose torch brings NCCL 2.30.7, or use a switch",
+        source="nvidia-nccl-cu13 2.29.7 (without the name) and 2.30.7 (with it), read; field case B25",
     ),
     Rule(
         "api-open",

@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 
-BENCHES = ("checkpoint", "fanout", "pad", "page_cache", "play", "verify")
+BENCHES = ("checkpoint", "fanout", "pad", "page_cache", "play", "pull", "verify")
 
 
 def main() -> None:

@@ -58,7 +58,8 @@ def of_node(first: str, second: str) -> str:
 VARIABLES: dict[str, tuple[dict[str, object], str]] = {
     "unknown profile": (
         {"hy3_profile": "nope"},
-        "hy3_profile is 'nope', which is no profile; choose one of libertai_nvfp4_tp2, tiny_lab, tiny_lab_tp1, "
+        "hy3_profile is 'nope', which is no profile; choose one of kodelow_w4a16_tp2, libertai_nvfp4_tp2, "
+        "marianbusoi_nvfp4_fp8_tp3, redhatai_nvfp4_fp8_tp2, tiny_lab, tiny_lab_tp1, "
         "tiny_lab_tp3, tiny_lab_tp4.",
     ),
     "misspelt variable": (

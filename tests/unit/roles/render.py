@@ -15,14 +15,26 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 
-def playbook_command(name: str, home: Path, variables: t.Mapping[str, t.Any], *options: str) -> dict[str, t.Any]:
+def playbook_command(
+    name: str, home: Path, variables: t.Mapping[str, t.Any], *options: str, inventory: str = "sparks"
+) -> dict[str, t.Any]:
     """What :mod:`subprocess` is given to run ``tests/unit/roles/NAME.yml``, for whom :func:`run_playbook` waits."""
     file = home / "variables.json"
     file.write_text(json.dumps(variables))
     playbook = f"tests/unit/roles/{name}.yml"
     return {
         "args": [
-            *(sys.executable, "-m", "ansible", "playbook", playbook, "-i", "inventories/sparks", "-e", f"@{file}"),
+            *(
+                sys.executable,
+                "-m",
+                "ansible",
+                "playbook",
+                playbook,
+                "-i",
+                f"inventories/{inventory}",
+                "-e",
+                f"@{file}",
+            ),
             *options,
         ],
         "cwd": ROOT,
@@ -36,14 +48,16 @@ def playbook_command(name: str, home: Path, variables: t.Mapping[str, t.Any], *o
 
 
 def run_playbook(
-    name: str, home: Path, variables: t.Mapping[str, t.Any], *options: str
+    name: str, home: Path, variables: t.Mapping[str, t.Any], *options: str, inventory: str = "sparks"
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``tests/unit/roles/NAME.yml`` on inventories/sparks; files of Ansible's own go to ``home``."""
-    command = playbook_command(name, home, variables, *options)
+    """Run ``tests/unit/roles/NAME.yml`` on an inventory of ours; files of Ansible's own go to ``home``."""
+    command = playbook_command(name, home, variables, *options, inventory=inventory)
     return subprocess.run(**command, capture_output=True, text=True, check=False)
 
 
-def render_units(root: Path, nodes: t.Mapping[str, t.Any], **variables: t.Any) -> subprocess.CompletedProcess[str]:
+def render_units(
+    root: Path, nodes: t.Mapping[str, t.Any], *, inventory: str = "sparks", **variables: t.Any
+) -> subprocess.CompletedProcess[str]:
     """Write the units of each node to ``root/NODE``; ``nodes`` has the fact ``hy3_node`` of each."""
     facts = {
         "hy3_node": nodes,
@@ -51,4 +65,6 @@ def render_units(root: Path, nodes: t.Mapping[str, t.Any], **variables: t.Any) -
         "hy3_engine": {"vllm": "0.24.0", "ray": "2.60.0"},
         "hy3_patches": {"digest": "1" * 64},
     }
-    return run_playbook("render", root, {"render_dir": str(root), "render_facts": facts, **variables})
+    return run_playbook(
+        "render", root, {"render_dir": str(root), "render_facts": facts, **variables}, inventory=inventory
+    )

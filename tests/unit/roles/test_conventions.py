@@ -38,6 +38,7 @@ FACTS = {
     "checkpoint": {"hy3_checkpoint"},
     "engine": {"hy3_engine"},
     "engine_patch": {"hy3_patches"},
+    "bench": {"hy3_bench"},
     "report": {"hy3_report", "hy3_failure"},
 }
 # Stated per host, for role lab, which runs on the controller.
@@ -239,7 +240,7 @@ REQUIRED: dict[str, set[str]] = {
         *("title", "source", "engine", "executor", "nodes", "checkpoint", "patches", "served_model_name"),
         *("engine_args", "engine_env", "ray_args", "memory", "smoke", "readback", "expected"),
     },
-    "checkpoint": {"directory", "shards"},
+    "checkpoint": {"directory"},
     "engine_args": {"tensor-parallel-size", "pipeline-parallel-size", "max-model-len"},
     "ray_args": {"object-store-memory"},
     "memory": {"os_reserve", "head", "worker"},
@@ -250,7 +251,11 @@ REQUIRED: dict[str, set[str]] = {
     "expected": {"conditions"},
 }
 # Keys that not every profile has, where all others are a slip of the pen.
-OPTIONAL = {"checkpoint": {"repository", "size_gb"}, "memory": {"needs", "engine_overhead"}}
+OPTIONAL = {
+    "": {"packages"},
+    "checkpoint": {"repository", "shards", "size_gb"},
+    "memory": {"needs", "engine_overhead"},
+}
 CLOSED = ("", "checkpoint", "memory", "memory.head", "memory.worker", "smoke", "readback")
 
 
@@ -270,6 +275,31 @@ def test_profile_has_a_node_for_each_rank(path: Path) -> None:
     profile = load(path)
     args = profile["engine_args"]
     assert args["tensor-parallel-size"] * args["pipeline-parallel-size"] == profile["nodes"]
+
+
+# On PyPI, for aarch64 as well. Seed 001 ran 0.23.1, which is not among them.
+VLLM_RELEASES = [
+    *("0.20.0", "0.20.1", "0.20.2", "0.21.0", "0.22.0", "0.22.1", "0.23.0", "0.24.0", "0.25.0", "0.25.1", "0.26.0"),
+    *("0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"),
+]
+
+
+@pytest.mark.parametrize("path", [path for path in PROFILES if not path.stem.startswith("tiny")], ids=lambda p: p.stem)
+def test_profile_names_releases_that_exist(path: Path) -> None:
+    pins = dict(pin.split("==") for pin in load(path)["packages"])
+    assert pins.keys() == {"vllm", "ray"}
+    assert pins["vllm"] in VLLM_RELEASES
+    assert pins["ray"] == "2.60.0"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "inventories").glob("*/group_vars/sparks.yml")), ids=lambda p: p.parts[-3]
+)
+def test_inventory_installs_what_its_profile_names(path: Path) -> None:
+    variables = load(path)
+    profile = load(ROOT / f"roles/profile/files/profiles/{variables['hy3_profile']}.yml")
+    assert variables.get("hy3_engine_packages") in (None, profile.get("packages"))
+    assert Path(variables["hy3_checkpoint_dir"]).name == profile["checkpoint"]["directory"]
 
 
 # ---- Source files

@@ -18,11 +18,11 @@ CHECKPOINT: Facts = {
 }
 
 
-def plan_with(tensor: int = 2, *, speculative: object = None, shards: int = 99) -> Facts:
+def plan_with(tensor: int = 2, *, speculative: object = None, shards: int | None = 99) -> Facts:
     return {
         "profile": "libertai_nvfp4_tp2",
         "checkpoint_path": "/opt/hy3/models/Hy3-NVFP4",
-        "checkpoint": {"shards": shards},
+        "checkpoint": {"shards": shards} if shards else {},
         "engine_args": {"tensor-parallel-size": tensor, "speculative-config": speculative},
     }
 
@@ -33,8 +33,18 @@ def test_ranks_that_divide_the_heads(tensor: int) -> None:
     assert checkpoint_problems(CHECKPOINT, plan_with(tensor, speculative=MTP)) == []
 
 
+# What pad_hy3 and marianbusoi make of it for three ranks (seed 002).
+PADDED = CHECKPOINT | {"model": {"layers": 80, "heads": 72, "kv_heads": 9, "nextn_layers": 1}}
+
+
+@pytest.mark.parametrize("tensor", [1, 3])
+def test_ranks_that_divide_padded_heads(tensor: int) -> None:
+    assert checkpoint_problems(PADDED, plan_with(tensor, speculative=MTP)) == []
+
+
 WITHOUT_MTP = CHECKPOINT | {"mtp": False}
 SERVABLE: dict[str, tuple[Facts, Facts]] = {
+    "a profile that does not know how many shards there are": (CHECKPOINT, plan_with(shards=None)),
     "heads that the configuration does not state": (CHECKPOINT | {"model": {}}, plan_with(3)),
     "no MTP and none asked for": (WITHOUT_MTP, plan_with()),
     "another way to speculate": (WITHOUT_MTP, plan_with(speculative={"method": "ngram"})),
@@ -53,22 +63,41 @@ NO_MTP = (
     "speculative-config asks for MTP and /opt/hy3/models/Hy3-NVFP4 has no tensors for model.layers.80, so it cannot "
     "draft; set speculative-config to null in hy3_engine_args, or use a conversion that kept them."
 )
-PADDED = "use as many nodes as divide them, or a checkpoint that is padded for it."
+
+
+def way_out(sizes: str, tensor: int) -> str:
+    return (
+        f"serve it with {sizes} ranks, or for {tensor} take another checkpoint: the original if this one is padded, "
+        "else a copy padded by playbook pad_hy3."
+    )
+
+
 PROBLEMS: dict[str, tuple[Facts, Facts, str]] = {
     "three ranks": (
         CHECKPOINT,
         plan_with(3),
-        f"tensor-parallel-size is 3, which does not divide the model's 64 attention heads and 8 KV heads; {PADDED}",
+        "tensor-parallel-size is 3, which does not divide the model's 64 attention heads and 8 KV heads; "
+        + way_out("1, 2, 4 or 8", 3),
+    ),
+    "seed 002 says that its padded one runs on two": (
+        PADDED,
+        plan_with(2),
+        "tensor-parallel-size is 2, which does not divide the model's 9 KV heads; " + way_out("1 or 3", 2),
+    ),
+    "and on four": (
+        PADDED,
+        plan_with(4),
+        "tensor-parallel-size is 4, which does not divide the model's 9 KV heads; " + way_out("1 or 3", 4),
     ),
     "KV heads alone": (
         CHECKPOINT | {"model": {"heads": 64, "kv_heads": 6}},
         plan_with(4),
-        f"tensor-parallel-size is 4, which does not divide the model's 6 KV heads; {PADDED}",
+        f"tensor-parallel-size is 4, which does not divide the model's 6 KV heads; {way_out('1 or 2', 4)}",
     ),
     "more ranks than KV heads": (
         CHECKPOINT | {"model": {"heads": 48, "kv_heads": 8}},
         plan_with(12),
-        f"tensor-parallel-size is 12, which does not divide the model's 8 KV heads; {PADDED}",
+        "tensor-parallel-size is 12, which does not divide the model's 8 KV heads; " + way_out("1, 2, 4 or 8", 12),
     ),
     "MTP that the conversion lost": (WITHOUT_MTP, plan_with(speculative=MTP), NO_MTP),
     "the same by an older name": (WITHOUT_MTP, plan_with(speculative={"method": "deepseek_mtp"}), NO_MTP),

@@ -10,6 +10,7 @@ import typing as t
 import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.sparks.hy3.plugins.filter.lay_profile import lay_profile
+from ansible_collections.sparks.hy3.plugins.module_utils._topology import RING_ENVIRONMENT
 
 PROFILE: dict[str, t.Any] = {
     "executor": "ray",
@@ -64,6 +65,27 @@ def test_lay_profile(key: str, inventory: object, laid: object) -> None:
     before = copy.deepcopy(PROFILE)
     assert lay_profile(PROFILE, {key: inventory}) == PROFILE | {key: laid}
     assert before == PROFILE, "the profile itself must stay"
+
+
+# What the inventory says beside a ring, what the engine's environment is.
+RINGS: dict[str, tuple[dict[str, t.Any], dict[str, str]]] = {
+    "nothing": ({}, PROFILE["engine_env"] | RING_ENVIRONMENT),
+    "of something else": ({"engine_args": {"seed": 0}}, PROFILE["engine_env"] | RING_ENVIRONMENT),
+    "another value": (
+        {"engine_env": {"NCCL_CROSS_NIC": "2"}},
+        PROFILE["engine_env"] | RING_ENVIRONMENT | {"NCCL_CROSS_NIC": "2"},
+    ),
+    "null takes away, which the preflight then refuses": (
+        {"engine_env": dict.fromkeys(RING_ENVIRONMENT)},
+        PROFILE["engine_env"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("inventory", "environment"), RINGS.values(), ids=RINGS)
+def test_a_ring_lies_between_profile_and_inventory(inventory: dict[str, t.Any], environment: dict[str, str]) -> None:
+    assert lay_profile(PROFILE, inventory, ring=True)["engine_env"] == environment
+    assert "NCCL_CROSS_NIC" not in PROFILE["engine_env"]
 
 
 def test_order_is_the_profiles() -> None:

@@ -43,6 +43,11 @@ FITS: dict[str, dict[str, t.Any]] = {
     "pipeline instead": {"engine_args.tensor-parallel-size": 1, "engine_args.pipeline-parallel-size": 2},
     "pipeline left out": {"engine_args": {"tensor-parallel-size": 2}},
     "two GPUs in each node": {"engine_args.tensor-parallel-size": 4, "ray_args.num-gpus": 2},
+    "four nodes for a profile of two": {
+        "hosts": ["spark-1", "spark-2", "spark-3", "spark-4"],
+        "engine_args.tensor-parallel-size": 4,
+    },
+    "one node with all GPUs": {"hosts": ["spark-1"], "ray_args.num-gpus": 2},
     "a cluster's name with all that it may have": {"cluster": "Rack-2_b.1"},
     "no caps for workers": {"memory": {"os_reserve": "4G", "head": {"ray": "104G"}}},
     "port beside Ray's": {"api.port": 10300},
@@ -68,7 +73,12 @@ PROBLEMS: dict[str, tuple[dict[str, t.Any], str]] = {
     "a node too few": (
         {"hosts": ["spark-1"]},
         "The inventory has 1 node(s) and profile libertai_nvfp4_tp2 wants 2 (tensor parallel 2); add or remove hosts, "
-        "or choose another profile.",
+        "set tensor-parallel-size in hy3_engine_args, or choose another profile.",
+    ),
+    "nodes too many": (
+        {"hosts": ["spark-1", "spark-2", "spark-3", "spark-4"]},
+        "The inventory has 4 node(s) and profile libertai_nvfp4_tp2 wants 2 (tensor parallel 2); add or remove hosts, "
+        "set tensor-parallel-size in hy3_engine_args, or choose another profile.",
     ),
     "more ranks than GPUs": (
         {"engine_args.tensor-parallel-size": 4},

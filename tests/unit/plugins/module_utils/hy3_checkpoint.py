@@ -40,6 +40,14 @@ def nvfp4(name: str, rows: int, columns: int) -> Tensors:
     }
 
 
+def fp8_block(name: str, rows: int, columns: int) -> Tensors:
+    """A BF16 scale for each 128 by 128."""
+    return {
+        f"{name}.weight": ("F8_E4M3", (rows, columns)),
+        f"{name}.weight_scale": ("BF16", (-(-rows // 128), -(-columns // 128))),
+    }
+
+
 Make = t.Callable[..., Tensors]
 
 
@@ -52,23 +60,37 @@ def feed_forward(prefix: str, size: int, make: Make, hidden: int) -> Tensors:
 
 
 @cache
-def hy3_tensors(*, experts: Make = nvfp4, mtp_experts: Make = nvfp4, rest: Make = bf16) -> Tensors:
-    """All tensors; ``experts`` are the routed ones, ``rest`` attention, shared experts and the dense layer."""
-    hidden, kv, query = 4096, 8 * 128, 64 * 128
+def hy3_tensors(
+    *,
+    experts: Make = nvfp4,
+    mtp_experts: Make = nvfp4,
+    rest: Make = bf16,
+    attention: Make | None = None,
+    mtp: Make | None = None,
+    heads: tuple[int, int] = (64, 8),
+    dense: int = 13312,
+) -> Tensors:
+    """All tensors; ``experts`` are the routed ones, ``rest`` shared experts and the dense layer, and the attention.
+
+    ``mtp`` makes the drafter's own attention and shared expert, as the other layers' unless given.
+    """
+    hidden, query, kv = 4096, heads[0] * 128, heads[1] * 128
     tensors = {**bf16("model.embed_tokens", 120832, hidden), **bf16("lm_head", 120832, hidden)}
     tensors |= bf16("model.norm", hidden)
     for number in range(81):
         layer = f"model.layers.{number}"
         tensors |= bf16(f"{layer}.input_layernorm", hidden) | bf16(f"{layer}.post_attention_layernorm", hidden)
         tensors |= bf16(f"{layer}.self_attn.q_norm", 128) | bf16(f"{layer}.self_attn.k_norm", 128)
-        tensors |= rest(f"{layer}.self_attn.q_proj", query, hidden) | rest(f"{layer}.self_attn.k_proj", kv, hidden)
-        tensors |= rest(f"{layer}.self_attn.v_proj", kv, hidden) | rest(f"{layer}.self_attn.o_proj", hidden, query)
+        own = mtp if number == 80 else None
+        make = own or attention or rest
+        tensors |= make(f"{layer}.self_attn.q_proj", query, hidden) | make(f"{layer}.self_attn.k_proj", kv, hidden)
+        tensors |= make(f"{layer}.self_attn.v_proj", kv, hidden) | make(f"{layer}.self_attn.o_proj", hidden, query)
         if number == 0:
-            tensors |= feed_forward(f"{layer}.mlp", 13312, rest, hidden)
+            tensors |= feed_forward(f"{layer}.mlp", dense, rest, hidden)
             continue
         tensors[f"{layer}.mlp.router.gate.weight"] = ("F32", (192, hidden))
         tensors[f"{layer}.mlp.expert_bias"] = ("F32", (192,))
-        tensors |= feed_forward(f"{layer}.mlp.shared_mlp", 1536, rest, hidden)
+        tensors |= feed_forward(f"{layer}.mlp.shared_mlp", 1536, own or rest, hidden)
         for expert in range(192):
             make = mtp_experts if number == 80 else experts
             tensors.update(feed_forward(f"{layer}.mlp.experts.{expert}", 1536, make, hidden))

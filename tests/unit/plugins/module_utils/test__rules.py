@@ -15,6 +15,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._rules import IDS, RULES, judge, refuse_unknown_ids
 from ansible_collections.sparks.hy3.plugins.module_utils._rules_moe import BACKENDS, NVFP4_BACKENDS
 from ansible_collections.sparks.hy3.plugins.module_utils._situation import SEVERITIES
+from ansible_collections.sparks.hy3.plugins.module_utils._topology import RING_ENVIRONMENT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -250,6 +251,7 @@ BROKEN: dict[str, list[Facts]] = {
     ],
     "nccl-gdr-level": [{"ray_environment": {"NCCL_NET_GDR_LEVEL": "5"}}],
     "nccl-timeout": [{"ray_environment": {"NCCL_TIMEOUT": "600"}}],
+    "nccl-too-old-for-ring": [{"ray_environment": RING_ENVIRONMENT, "packages": {"nvidia-nccl-cu13": "2.29.7"}}],
     "nccl-preloaded": [{"ray_environment": {"LD_PRELOAD": "/opt/nccl/libnccl.so.2"}}],
     "api-open": [args(host="0.0.0.0"), args(host=REMOVED)],
     "memlock-limited": [{"processes": [{"kind": "raylet", "pid": 7, "memlock": 8388608}]}],
@@ -386,6 +388,20 @@ FINE: list[tuple[str, str, Facts]] = [
         {"toolkits": {"torch": "13.2"}, "node": {"driver_cuda": "13.2"}},
     ),
     ("padded for three", "tp-heads", args(tensor_parallel_size=3) | {"checkpoint": {"num_attention_heads": 72}}),
+    (
+        "a ring with a newer NCCL",
+        "nccl-too-old-for-ring",
+        {"ray_environment": RING_ENVIRONMENT, "packages": {"nvidia-nccl-cu13": "2.30.7"}},
+    ),
+    (
+        "an NCCL of one's own",
+        "nccl-too-old-for-ring",
+        {
+            "ray_environment": RING_ENVIRONMENT | {"VLLM_NCCL_SO_PATH": "/opt/nccl/libnccl.so.2"},
+            "packages": {"nvidia-nccl-cu13": "2.29.7"},
+        },
+    ),
+    ("no ring", "nccl-too-old-for-ring", {"packages": {"nvidia-nccl-cu13": "2.29.7"}}),
     ("the vocabulary patch", "tp-vocab", args(tensor_parallel_size=3) | {"patches": ["P3"]}),
 ]
 
@@ -443,6 +459,16 @@ SEEDS: list[tuple[str, Facts, set[str]]] = [
         {"tp-kv-heads"},
     ),
     (
+        "002: and at TP 4",
+        {
+            "version": "0.26.0",
+            "nodes": 4,
+            "checkpoint": {"num_attention_heads": 72, "num_key_value_heads": 9, "intermediate_size": 13824},
+            **args(tensor_parallel_size=4),
+        },
+        {"tp-kv-heads"},
+    ),
+    (
         "003: SGLang 0.5.14 without its patches",
         {
             **SGLANG,
@@ -469,7 +495,36 @@ def test_seeds(over: Facts, errors: set[str]) -> None:
     assert {finding.rule.id for finding in findings if finding.rule.severity == "error"} == errors
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_padded_checkpoint_is_refused_with_the_way_out(ranks: int) -> None:
+    """The numbers of seed 002, whose card says that 72/9 heads run at both."""
+    facts = laid(SPARK, args(tensor_parallel_size=ranks) | {"checkpoint": {"num_key_value_heads": 9}})
+    assert [sentence for sentence in judge(facts).sentences("error") if "kv" in sentence] == [
+        f"num_key_value_heads is 9 at tensor-parallel-size {ranks}, and KV heads are split evenly, or copied evenly "
+        "when there are more ranks (a checkpoint padded to 72/9 heads runs at 3, and not at 2 or 4 as its card says); "
+        "serve a padded checkpoint with the ranks that it is padded for, and the original with 1, 2, 4 or 8 "
+        "(rule tp-kv-heads; hy3_allow can accept it)."
+    ]
+
+
+# RedHatAI's checkpoint, and the same padded for three ranks: compressed-tensors with a BF16 MTP layer.
+MIXED = {"method": "compressed-tensors", "scheme": "nvfp4", "mtp_quantized": False, "total_size": 178 * 10**9}
+PADDED = MIXED | {"num_attention_heads": 72, "num_key_value_heads": 9, "intermediate_size": 13344}
+RING = {
+    "nodes": 3,
+    "packages": {"nvidia-nccl-cu13": "2.30.7"},
+    "ray_environment": RING_ENVIRONMENT | {"NCCL_IB_GID_INDEX": REMOVED},
+}
 INTENDED = {
+    "kodelow_w4a16_tp2": [
+        {"version": version, "checkpoint": W4A16} for version in ("0.23.0", "0.24.0", "0.25.1", "0.33.0")
+    ],
+    "marianbusoi_nvfp4_fp8_tp3": [{**RING, "version": "0.33.0", "checkpoint": PADDED}],
+    "redhatai_nvfp4_fp8_tp2": [
+        {"version": version, "checkpoint": MIXED, **ranks}
+        for version in ("0.26.0", "0.33.0")
+        for ranks in ({}, {"nodes": 4, **args(tensor_parallel_size=4)})
+    ],
     "libertai_nvfp4_tp2": [{"version": version} for version in ("0.23.0", "0.24.0", "0.28.0", "0.33.0")],
     "tiny_lab": [
         {
@@ -499,7 +554,7 @@ PROFILES = sorted((ROOT / "roles/profile/files/profiles").glob("*.yml"))
 
 
 def test_every_profile_has_an_intended_engine() -> None:
-    assert {path.stem for path in PROFILES} >= set(INTENDED)
+    assert {path.stem for path in PROFILES} == set(INTENDED)
 
 
 @pytest.mark.parametrize("name", INTENDED)
@@ -515,12 +570,15 @@ def test_profiles_pass_on_their_engines(name: str) -> None:
         "environment": profile["engine_env"],
         "patches": profile["patches"],
     }
+    pins = dict(pin.split("==") for pin in profile.get("packages", []))
+    assert pins.get("vllm") in [None, *(over.get("version") for over in INTENDED[name])]
     for over in INTENDED[name]:
         facts = laid({**SPARK, **plan}, over) | {
             "ray_arguments": profile["ray_args"] | {"node-ip-address": "10.77.0.1"}
         }
         verdict = judge(facts, allow=lab["hy3_allow"] if name.startswith("tiny") else [])
         assert verdict.sentences("error") == []
+        assert name.startswith("tiny") or verdict.sentences("warning") == []
 
 
 # ---- Field cases

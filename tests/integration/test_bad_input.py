@@ -59,8 +59,7 @@ VARIABLES: dict[str, tuple[dict[str, object], str]] = {
     "unknown profile": (
         {"hy3_profile": "nope"},
         "hy3_profile is 'nope', which is no profile; choose one of kodelow_w4a16_tp2, libertai_nvfp4_tp2, "
-        "marianbusoi_nvfp4_fp8_tp3, redhatai_nvfp4_fp8_tp2, tiny_lab, tiny_lab_tp1, "
-        "tiny_lab_tp3, tiny_lab_tp4.",
+        "marianbusoi_nvfp4_fp8_tp3, redhatai_nvfp4_fp8_tp2, tiny_lab, tiny_lab_tp1, tiny_lab_tp3.",
     ),
     "misspelt variable": (
         {"hy3_api_prot": 8001},

@@ -215,10 +215,7 @@ def test_no_role_knows_an_inventory_group(role: str) -> None:
 @each_role
 def test_no_role_but_the_lab_knows_the_lab(role: str) -> None:
     """What differs from a Spark is in inventories/lab and roles/lab, and nowhere else."""
-    allowed = {
-        f"roles/profile/files/profiles/{name}.yml"
-        for name in ("tiny_lab", "tiny_lab_tp1", "tiny_lab_tp3", "tiny_lab_tp4")
-    }
+    allowed = {f"roles/profile/files/profiles/{name}.yml" for name in ("tiny_lab", "tiny_lab_tp1", "tiny_lab_tp3")}
     known = {
         relative(path)
         for path in files_of(role, ".")

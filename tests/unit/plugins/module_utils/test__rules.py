@@ -549,7 +549,6 @@ PADDED = {"num_attention_heads": 12, "num_key_value_heads": 6, "intermediate_siz
 INTENDED["tiny_lab_tp3"] = [
     {**lab, "nodes": 3, "checkpoint": {**lab["checkpoint"], **PADDED}} for lab in INTENDED["tiny_lab"]
 ]
-INTENDED["tiny_lab_tp4"] = [{**INTENDED["tiny_lab"][0], "nodes": 4}]
 PROFILES = sorted((ROOT / "roles/profile/files/profiles").glob("*.yml"))
 
 

@@ -100,7 +100,9 @@ def before(padded: str, tmp_path_factory: pytest.TempPathFactory) -> Answers:
 
 @pytest.fixture(scope="module")
 def three(padded: str) -> Iterator[Server]:
-    play("serve-hy3", "-e", json.dumps({"hy3_engine_args": {"dtype": DTYPE}}), inventory=INVENTORY)
+    parsers = {"reasoning-parser": "hy_v3", "tool-call-parser": "hy_v3", "enable-auto-tool-choice": True}
+    variables = {"hy3_engine_args": {"dtype": DTYPE, **parsers}}
+    play("serve-hy3", "-e", json.dumps(variables), inventory=INVENTORY)
     with cluster() as server:
         yield server
 

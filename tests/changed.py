@@ -33,10 +33,7 @@ INPUTS = {
     ],
     "test-vm": [*COMMON, *(f"plugins/module_utils/_{name}.py" for name in NODE_SIDE), "tests/vm"],
     "test-wheels": [*COMMON, "plugins/module_utils/_patch", "plugins/modules/engine_patch.py", "tests/wheels"],
-    "test-sglang": [
-        *(*COMMON, "plugins/module_utils", "plugins/modules/engine_patch.py", "roles/lab/files/make_tiny_hy3.py"),
-        *("tests/sglang", *SHARED),
-    ],
+    "test-sglang": [*COMMON, "plugins", "roles", "inventories", "tests/sglang", "tests/unit/roles", *SHARED],
     "integration": [*COMMON, "plugins", "roles", "playbooks", "inventories", "tests/integration", *SHARED, PULL_NODES],
 }
 

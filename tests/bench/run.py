@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Figures side by side with a named baseline from the same run; ``BENCH=page_cache`` in the environment selects one.
 
-No figure is asserted. Those of the play need a lab that serves (`make demo`).
+No figure is asserted.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ RECORD = Path("tests/passed.json")
 COMMON = ["Makefile", "requirements", "ansible.cfg", "pyproject.toml"]
 # What two suites use of others.
 SHARED = ("tests/wheels/released.py", "tests/unit/plugins/modules/module_runner.py")
+PULL_NODES = "tests/unit/plugins/modules/pull_nodes.py"
 # What the virtual machine runs.
 NODE_SIDE = ("errors", "memory", "page_cache", "roce")
 # Paths that git knows, by the suite whose outcome depends on them.
@@ -36,7 +37,7 @@ INPUTS = {
         *(*COMMON, "plugins/module_utils", "plugins/modules/engine_patch.py", "roles/lab/files/make_tiny_hy3.py"),
         *("tests/sglang", *SHARED),
     ],
-    "integration": [*COMMON, "plugins", "roles", "playbooks", "inventories", "tests/integration", *SHARED],
+    "integration": [*COMMON, "plugins", "roles", "playbooks", "inventories", "tests/integration", *SHARED, PULL_NODES],
 }
 
 

@@ -85,7 +85,7 @@ def parse_index(index: Any) -> tuple[dict[str, str], int | None]:
     for tensor, name in weight_map.items():
         if isinstance(name, str) and name in checked:
             continue
-        if not isinstance(name, str) or not _is_inside(name):
+        if not isinstance(name, str) or not is_inside(name):
             raise Hy3Error(f"{INDEX} puts tensor {tensor} into {name!r}, which is no file of it; fetch it again.")
         checked.add(name)
     return weight_map, claimed_size(index)
@@ -118,7 +118,9 @@ def unfinished(directory: Path) -> list[Path]:
 
 
 def is_small(name: str) -> bool:
-    """Whether engines read a file of this name besides weights."""
+    """Whether engines read a file of this name besides weights. Hidden ones are some tool's own."""
+    if name.startswith("."):
+        return False
     return PurePosixPath(name).suffix in SMALL_SUFFIXES or name in SMALL_NAMES
 
 
@@ -131,8 +133,8 @@ def foreign(directory: Path, shards: set[str]) -> list[str]:
     )
 
 
-def _is_inside(name: str) -> bool:
-    """Whether a shard's name can be that of a file in or below the checkpoint."""
+def is_inside(name: str) -> bool:
+    """Whether a name can be that of a file in or below the checkpoint."""
     encoded = name.encode(errors="surrogatepass")
     return (
         bool(name)

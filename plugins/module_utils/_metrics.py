@@ -14,10 +14,15 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class Metrics(t.TypedDict):
-    """Counts since the engine's start, and its KV pool in tokens; None where the engine does not export it."""
+    """Counts since the engine's start, and its KV pool in tokens; None where the engine does not export it.
 
+    C(accepted_per_position) has the accepted tokens by their place in a draft, C(drafts) the number of drafts.
+    """
+
+    drafts: int | None
     drafted: int | None
     accepted: int | None
+    accepted_per_position: list[int] | None
     acceptance: float | None
     kv_cache_tokens: int | None
     max_concurrency: float | None
@@ -28,6 +33,7 @@ class Metrics(t.TypedDict):
 def read_metrics(text: str) -> Metrics:
     """vLLM's metrics by their names in 0.20 to 0.33; a metric with several label sets is summed over them."""
     sums: dict[str, float] = {}
+    places: dict[int, int] = {}
     cache: dict[str, str] = {}
     for line in text.splitlines():
         match = _SAMPLE.match(line)
@@ -39,6 +45,9 @@ def read_metrics(text: str) -> Metrics:
             value = _finite(match["value"])
             if value is not None:
                 sums[match["name"]] = sums.get(match["name"], 0.0) + value
+                if match["name"] == "vllm:spec_decode_num_accepted_tokens_per_pos_total":
+                    place = int(dict(_LABEL.findall(match["labels"] or "")).get("position", 0))
+                    places[place] = places.get(place, 0) + int(value)
 
     def count(name: str) -> int | None:
         return int(sums[name]) if name in sums else None
@@ -47,8 +56,10 @@ def read_metrics(text: str) -> Metrics:
     accepted = count("vllm:spec_decode_num_accepted_tokens_total")
     tokens = _finite(cache.get("kv_cache_size_tokens", ""))
     return Metrics(
+        drafts=count("vllm:spec_decode_num_drafts_total"),
         drafted=drafted,
         accepted=accepted,
+        accepted_per_position=[places.get(place, 0) for place in range(max(places) + 1)] if places else None,
         acceptance=accepted / drafted if drafted and accepted is not None else None,
         kv_cache_tokens=None if tokens is None else int(tokens),
         max_concurrency=_finite(cache.get("kv_cache_max_concurrency", "")),

@@ -2,14 +2,13 @@
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
-"""A small client for an OpenAI-compatible API: one chat question with its timing, and what is wrong with the answer."""
+"""A small client for an OpenAI-compatible API: one chat question with its timing."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import math
-import re
 import time
 import typing as t
 from dataclasses import dataclass, field
@@ -19,10 +18,10 @@ from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 
 # vLLM writes -9999.0 for a log probability of minus infinity; a chosen token with it is as bad as NaN.
 _LOWEST_LOGPROB = -9999.0
-# Tags of Hy3 that only a mismatched parser leaves in the text (its checkpoints may add a suffix after the name).
-_TAG_RESIDUE = re.compile(r"</?(?:think|tool_calls?|tool_sep|arg_key|arg_value)\b")
 # Speculative decoding sends several tokens in a chunk, up to 1 + num_speculative_tokens; more means a buffer.
 _TOKENS_PER_CHUNK = 8
+# More calls than this in one answer are garbage.
+_CALLS = 64
 
 
 class TopLogprob(t.TypedDict):
@@ -32,17 +31,30 @@ class TopLogprob(t.TypedDict):
     logprob: float | None
 
 
+class ToolCall(t.TypedDict):
+    """A call that the model asks for; C(arguments) is JSON if it is right."""
+
+    name: str
+    arguments: str
+
+
 @dataclass
 class Answer:
-    """A chat answer. Times are seconds after the request was sent, None where they cannot be told."""
+    """A chat answer. Times are seconds after the request was sent, None where they cannot be told.
+
+    C(tokens) are those that were chosen, and C(undecided) says whether all candidates were alike at every position;
+    both need log probabilities.
+    """
 
     text: str = ""
     reasoning: str = ""
-    tool_calls: bool = False
+    tool_calls: list[ToolCall] = field(default_factory=list)
     finish_reason: str | None = None
     usage: dict[str, t.Any] | None = None
     logprobs: list[TopLogprob] = field(default_factory=list)
     logprobs_finite: bool | None = None
+    tokens: list[str] = field(default_factory=list)
+    undecided: bool = True
     error: str | None = None
     text_chunks: int = 0
     first_text: float | None = None
@@ -64,7 +76,15 @@ class Timing(t.TypedDict):
 
 
 def request_body(
-    *, model: str, question: str, max_tokens: int, temperature: float, stream: bool, reasoning_effort: str, top: int
+    *,
+    model: str,
+    question: str,
+    max_tokens: int,
+    temperature: float,
+    stream: bool,
+    reasoning_effort: str,
+    top: int,
+    tools: t.Sequence[t.Mapping[str, t.Any]] = (),
 ) -> dict[str, t.Any]:
     """The JSON body of a chat request with C(top) candidates per position."""
     body: dict[str, t.Any] = {
@@ -77,6 +97,8 @@ def request_body(
         # Hy3's template thinks or not by this argument, and its default differs between documents.
         "chat_template_kwargs": {"reasoning_effort": reasoning_effort},
     }
+    if tools:
+        body["tools"] = list(tools)
     return body | ({"stream": True, "stream_options": {"include_usage": True}} if stream else {})
 
 
@@ -159,26 +181,6 @@ def timing(answer: Answer) -> Timing:
         return Timing(ttft_s=None, decode_tps=None, overall_tps=overall)
     rate = (tokens - 1) / span if tokens > 1 and span > 0 else None
     return Timing(ttft_s=first, decode_tps=rate, overall_tps=overall)
-
-
-def judge(answer: Answer, expect: t.Iterable[str]) -> list[str]:
-    """What is wrong with an answer, in sentences; empty for a right one. C(expect) are regular expressions."""
-    if answer.error:
-        return [f"The engine answered with an error: {answer.error}"]
-    problems = []
-    if answer.finish_reason is None:
-        problems.append("The stream ended without a finish_reason: the answer is cut off")
-    if not (answer.text.strip() or answer.reasoning.strip() or answer.tool_calls):
-        problems.append("The answer is empty")
-    if answer.logprobs_finite is False:
-        problems.append("The log probabilities are not finite: the model computes NaN, whatever /health says")
-    if _TAG_RESIDUE.search(answer.text):
-        problems.append(f"The text holds raw tags, so the engine's parser does not fit the checkpoint: {answer.text!r}")
-    for pattern in expect:
-        if not re.search(pattern, answer.text):
-            thought = " (the tokens went into reasoning)" if answer.reasoning and not answer.text else ""
-            problems.append(f"The text {answer.text!r} does not match {pattern!r}{thought}")
-    return problems
 
 
 class Client:
@@ -274,7 +276,8 @@ def _add(answer: Answer, frame: t.Any, now: float, part: str) -> None:
         reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
         answer.text += content
         answer.reasoning += reasoning
-        answer.tool_calls = answer.tool_calls or bool(message.get("tool_calls"))
+        for number, part_of_call in enumerate(message.get("tool_calls") or []):
+            _add_tool_call(answer, part_of_call, number)
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
         if content or reasoning or message.get("tool_calls"):
             answer.text_chunks += 1
@@ -284,11 +287,25 @@ def _add(answer: Answer, frame: t.Any, now: float, part: str) -> None:
             _add_logprobs(answer, position)
 
 
+def _add_tool_call(answer: Answer, part: t.Mapping[str, t.Any], number: int) -> None:
+    """A stream sends a call in pieces: its name once, its arguments bit by bit, each with the index of the call."""
+    index = part.get("index")
+    index = index if isinstance(index, int) else number
+    while len(answer.tool_calls) <= index < _CALLS:
+        answer.tool_calls.append(ToolCall(name="", arguments=""))
+    function = part.get("function") or {}
+    if 0 <= index < len(answer.tool_calls):
+        answer.tool_calls[index]["name"] += function.get("name") or ""
+        answer.tool_calls[index]["arguments"] += function.get("arguments") or ""
+
+
 def _add_logprobs(answer: Answer, position: t.Mapping[str, t.Any]) -> None:
     candidates = [(entry.get("token", ""), entry.get("logprob")) for entry in position.get("top_logprobs") or []]
     if answer.logprobs_finite is None:
         answer.logprobs = [TopLogprob(token=token, logprob=_number(value)) for token, value in candidates]
     chosen = _number(position.get("logprob"))
+    answer.tokens.append(str(position.get("token", "")))
+    answer.undecided = answer.undecided and len(candidates) > 1 and len({value for _token, value in candidates}) == 1
     finite = chosen is not None and chosen > _LOWEST_LOGPROB
     # An unlikely candidate may be minus infinity, but never NaN.
     finite = finite and all(_number(value) is not None for _token, value in candidates)

@@ -31,6 +31,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint import (
     inspect,
     parse_index,
 )
+from ansible_collections.sparks.hy3.plugins.module_utils._durable import sync_directory
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._padding import (
     Plan,
@@ -281,7 +282,7 @@ class Target:
                     self._write_text(MARKER, _json({**self.identity, "source": str(self.source.directory)}))
                 if work.files:
                     (self.directory / CONFIG).unlink(missing_ok=True)
-                    _sync_directory(self.directory)
+                    sync_directory(self.directory)
                 for shard in work.shards:
                     if not shard.done:
                         self._write_shard(shard)
@@ -358,7 +359,7 @@ class Target:
             raise
         finally:
             os.close(target)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
 
 def _small_files(directory: Path, others: set[str]) -> list[str]:
@@ -393,13 +394,5 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
     except BlockingIOError as error:
         raise Hy3Error(f"Another run is writing {directory}; wait for it, or stop it, and run again.") from error
-    finally:
-        os.close(handle)
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
     finally:
         os.close(handle)

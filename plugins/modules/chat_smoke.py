@@ -51,6 +51,24 @@ options:
     description: Sampling temperature; V(0) makes the answer repeatable.
     type: float
     default: 0.0
+  tools:
+    description: Tools that the model may call, as the API takes them.
+    type: list
+    elements: dict
+    default: []
+  expect_tool:
+    description: Name of the tool that the answer must call, with a JSON object as arguments.
+    type: str
+  expect_reasoning:
+    description: Whether the answer must have a thought apart from its text.
+    type: bool
+    default: false
+  repeats:
+    description:
+      - How often to ask again afterwards.
+      - An answer that differs is a warning and makes RV(repeatable) false. Kernels that add in no fixed order do that.
+    type: int
+    default: 0
   reasoning_effort:
     description: Hy3's thinking mode, as its chat template takes it.
     type: str
@@ -88,6 +106,19 @@ EXAMPLES = r"""
     expect: ['(?i)\bparis\b']
     warmups: 2
   register: smoke
+
+- name: Ask for a tool call
+  sparks.hy3.chat_smoke:
+    url: http://127.0.0.1:8000
+    model: hy3-nvfp4
+    question: What is the weather in Tokyo? Call the tool.
+    tools:
+      - type: function
+        function:
+          name: get_weather
+          parameters: {type: object, properties: {city: {type: string}}, required: [city]}
+    expect_tool: get_weather
+    max_tokens: 128
 """
 
 RETURN = r"""
@@ -109,6 +140,24 @@ reasoning:
   description: The answer's reasoning, where a reasoning parser separates it.
   returned: when an answer came
   type: str
+tool_calls:
+  description: The tools that the answer calls.
+  returned: when an answer came
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: Name of the tool.
+      type: str
+      sample: get_weather
+    arguments:
+      description: The arguments as the engine sent them.
+      type: str
+      sample: '{"city": "Tokyo"}'
+repeatable:
+  description: Whether each of O(repeats) gave the same text; null without any.
+  returned: when an answer came
+  type: bool
 finish_reason:
   description: Why the generation ended.
   returned: when an answer came
@@ -151,7 +200,8 @@ import typing as t
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
-from ansible_collections.sparks.hy3.plugins.module_utils._openai import Answer, Client, judge, request_body, timing
+from ansible_collections.sparks.hy3.plugins.module_utils._openai import Answer, Client, request_body, timing
+from ansible_collections.sparks.hy3.plugins.module_utils._smoke import Wanted, judge
 
 
 def check_patterns(patterns: list[str]) -> None:
@@ -163,8 +213,8 @@ def check_patterns(patterns: list[str]) -> None:
             raise Hy3Error(f"expect has {pattern!r}, which is no regular expression: {error}") from error
 
 
-def ask(params: dict[str, t.Any]) -> Answer:
-    """The answer after the warm-ups, each of which must come, too."""
+def ask(params: dict[str, t.Any]) -> tuple[Answer, list[Answer]]:
+    """The answer after the warm-ups, each of which must come, too, and those to the same question afterwards."""
     client = Client(params["url"], key=params["api_key"], timeout=params["timeout"])
     body = request_body(
         model=params["model"],
@@ -174,18 +224,21 @@ def ask(params: dict[str, t.Any]) -> Answer:
         stream=params["stream"],
         reasoning_effort=params["reasoning_effort"],
         top=params["top_logprobs"],
+        tools=params["tools"],
     )
     for _warmup in range(params["warmups"]):
         client.chat(body)
-    return client.chat(body)
+    return client.chat(body), [client.chat(body) for _repeat in range(params["repeats"])]
 
 
-def report(answer: Answer, problems: list[str]) -> dict[str, t.Any]:
+def report(answer: Answer, again: list[Answer], problems: list[str]) -> dict[str, t.Any]:
     return {
         "ok": not problems,
         "problems": problems,
         "text": answer.text,
         "reasoning": answer.reasoning,
+        "tool_calls": answer.tool_calls,
+        "repeatable": all(other.text == answer.text for other in again) if again else None,
         "finish_reason": answer.finish_reason,
         "usage": answer.usage,
         "logprobs_finite": answer.logprobs_finite,
@@ -203,6 +256,10 @@ def main() -> None:
             "expect": {"type": "list", "elements": "str", "default": []},
             "max_tokens": {"type": "int", "default": 8, "no_log": False},
             "temperature": {"type": "float", "default": 0.0},
+            "tools": {"type": "list", "elements": "dict", "default": []},
+            "expect_tool": {"type": "str"},
+            "expect_reasoning": {"type": "bool", "default": False},
+            "repeats": {"type": "int", "default": 0},
             "reasoning_effort": {"type": "str", "choices": ["no_think", "low", "high"], "default": "no_think"},
             "warmups": {"type": "int", "default": 0},
             "stream": {"type": "bool", "default": True},
@@ -216,10 +273,13 @@ def main() -> None:
         check_patterns(module.params["expect"])
         if module.check_mode:
             module.exit_json(changed=False, ok=None, msg="Check mode: the model was not asked")
-        answer = ask(module.params)
+        answer, again = ask(module.params)
     except Hy3Error as error:
         module.fail_json(msg=str(error), ok=False)
-    result = report(answer, judge(answer, module.params["expect"]))
+    wanted = Wanted(module.params["expect"], module.params["expect_tool"], module.params["expect_reasoning"])
+    result = report(answer, again, judge(answer, wanted))
+    if result["repeatable"] is False:
+        module.warn(f"The same question at temperature {module.params['temperature']:g} got another answer than before")
     if not result["ok"]:
         module.fail_json(msg=". ".join(result["problems"]), **result)
     module.exit_json(changed=False, **result)

@@ -422,13 +422,14 @@ health:
 metrics:
   description:
     - Counters of the engine since its start, or null if it does not answer. A value it does not export is null.
-    - C(drafted) and C(accepted) are tokens, C(acceptance) is their ratio, C(kv_cache_tokens) and C(max_concurrency)
-      describe the KV pool, C(running) and C(waiting) count requests.
+    - C(drafted) and C(accepted) are tokens of C(drafts) drafts, C(accepted_per_position) has them by place in the
+      draft, C(acceptance) is their ratio. C(kv_cache_tokens) and C(max_concurrency) describe the KV pool, C(running)
+      and C(waiting) count requests.
   returned: always
   type: dict
   sample:
-    {drafted: 1000, accepted: 613, acceptance: 0.613, kv_cache_tokens: 176784, max_concurrency: 1.08, running: 0,
-     waiting: 0}
+    {drafts: 1000, drafted: 1000, accepted: 613, accepted_per_position: [613], acceptance: 0.613,
+     kv_cache_tokens: 176784, max_concurrency: 1.08, running: 0, waiting: 0}
 ray:
   description: Members of the Ray cluster, or null without O(ray_address).
   returned: always

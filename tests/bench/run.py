@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Figures side by side with a named baseline from the same run; ``BENCH=page_cache`` in the environment selects one.
 
-Nothing is asserted. The figures of the play need a lab that serves (`make demo`).
+No figure is asserted. Those of the play need a lab that serves (`make demo`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 
-BENCHES = ("checkpoint", "pad", "page_cache", "play", "verify")
+BENCHES = ("checkpoint", "fanout", "pad", "page_cache", "play", "pull", "verify")
 
 
 def main() -> None:

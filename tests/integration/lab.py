@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LAB = Path("/var/lib/hy3-lab")
-INVENTORY = ("-i", "inventories/lab")
+INVENTORY = "inventories/lab"
 NODES = ("spark-1", "spark-2")
 
 
@@ -26,13 +26,13 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def command_of(playbook: str, *options: str) -> list[str]:
-    return ["ansible-playbook", f"playbooks/{playbook}.yml", *INVENTORY, *options]
+def command_of(playbook: str, *options: str, inventory: str = INVENTORY) -> list[str]:
+    return ["ansible-playbook", f"playbooks/{playbook}.yml", "-i", inventory, *options]
 
 
-def play(playbook: str, *options: str) -> str:
+def play(playbook: str, *options: str, inventory: str = INVENTORY) -> str:
     """Output of a playbook, which must succeed."""
-    return run(*command_of(playbook, *options))
+    return run(*command_of(playbook, *options, inventory=inventory))
 
 
 def changed_nothing(output: str) -> bool:
@@ -40,9 +40,9 @@ def changed_nothing(output: str) -> bool:
     return set(re.findall(r"changed=(\d+)", output)) == {"0"}
 
 
-def module(node: str, name: str, arguments: str, *options: str) -> str:
+def module(node: str, name: str, arguments: str, *options: str, inventory: str = INVENTORY) -> str:
     """Output of one module on a node, as root."""
-    return run("ansible", node, *INVENTORY, "-b", "-m", name, "-a", arguments, *options)
+    return run("ansible", node, "-i", inventory, "-b", "-m", name, "-a", arguments, *options)
 
 
 def on(node: str, script: str) -> str:

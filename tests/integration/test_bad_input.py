@@ -45,6 +45,11 @@ def refuse_variables(sentence: str, **variables: object) -> None:
     refuse(command_of("serve-hy3", "-e", json.dumps(variables)), sentence)
 
 
+def test_no_rate_of_a_link() -> None:
+    sentence = "hy3_lab_link_rate is '400', which is no rate; write a number and kbit, mbit or gbit, as in 400mbit"
+    refuse(command_of("lab_up", "-e", "hy3_lab_link_rate=400"), sentence)
+
+
 def of_node(first: str, second: str) -> str:
     """A value that differs between the nodes."""
     return f"{{{{ '{first}' if inventory_hostname == 'spark-1' else '{second}' }}}}"
@@ -54,7 +59,7 @@ VARIABLES: dict[str, tuple[dict[str, object], str]] = {
     "unknown profile": (
         {"hy3_profile": "nope"},
         "hy3_profile is 'nope', which is no profile; choose one of kodelow_w4a16_tp2, libertai_nvfp4_tp2, "
-        "marianbusoi_nvfp4_fp8_tp3, redhatai_nvfp4_fp8_tp2, tiny_lab, tiny_lab_tp1.",
+        "marianbusoi_nvfp4_fp8_tp3, redhatai_nvfp4_fp8_tp2, tiny_lab, tiny_lab_tp1, tiny_lab_tp3.",
     ),
     "misspelt variable": (
         {"hy3_api_prot": 8001},

@@ -1,7 +1,7 @@
 # Copyright (c) The sparks.hy3 contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Start or stop one lab node: a systemd-nspawn machine in a control group of its own.
+"""Start or stop one lab node, a systemd-nspawn machine in a control group of its own, or cap its link.
 
 The control group is the node's only handle. Whatever runs in it belongs to the node and nothing else does, so a
 stop needs no pid file and leaves no orphan, also after the starter was killed. Two nodes must not share one: each
@@ -11,6 +11,7 @@ node's systemd would manage the other's units.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,9 @@ import time
 from pathlib import Path
 
 STOP_SECONDS = 20.0
+# A bucket of so much time, so that segments of 64 KiB pass whole, and a queue of so much that TCP fills the link.
+BURST_SECONDS, QUEUE = 0.01, "50ms"
+SMALLEST_BURST = 128 * 1024
 
 
 def hierarchies(root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
@@ -87,8 +91,58 @@ def stop(name: str) -> bool:
     return existed
 
 
+def is_init(status: str) -> bool:
+    """Whether ``/proc/PID/status`` is that of a process which is number 1 in a namespace of its own."""
+    ids = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
+    return len(ids) > 1 and ids[-1] == "1"
+
+
+def init_of(name: str) -> int:
+    """The node's first process. Not just any: some services have a network namespace of their own."""
+    for pid in sorted(members(name)):
+        try:
+            if is_init(Path(f"/proc/{pid}/status").read_text()):
+                return pid
+        except OSError:  # it ended while we looked
+            continue
+    raise SystemExit(f"lab node {name} does not run, so its link cannot be capped; start it first")
+
+
+def bytes_per_second(rate: str) -> int:
+    """``rate`` in the spelling of tc, such as ``400mbit``; 0 for an empty one."""
+    return int(rate[:-4]) * {"k": 10**3, "m": 10**6, "g": 10**9}[rate[-4]] // 8 if rate else 0
+
+
+def capped_at(qdiscs: str) -> int:
+    """Bytes a second of the token bucket in what ``tc -json qdisc show dev … root`` prints; 0 without one."""
+    return next((int(qdisc["options"]["rate"]) for qdisc in json.loads(qdiscs) if qdisc["kind"] == "tbf"), 0)
+
+
+def cap_end(tc: list[str], device: str, rate: str) -> bool:
+    """Let one end of a link send at most ``rate``, all it can if that is empty. ``tc`` is the command of its side."""
+    shown = subprocess.run(  # noqa: S603 - the command is ours
+        [*tc, "-json", "qdisc", "show", "dev", device, "root"], capture_output=True, text=True, check=True
+    ).stdout
+    wanted = bytes_per_second(rate)
+    if capped_at(shown) == wanted:
+        return False
+    change = ["qdisc", "replace" if wanted else "del", "dev", device, "root"]
+    if wanted:
+        burst = max(int(wanted * BURST_SECONDS), SMALLEST_BURST)
+        change += ["tbf", "rate", rate, "burst", str(burst), "latency", QUEUE]
+    subprocess.run([*tc, *change], check=True)  # noqa: S603 - the command is ours
+    return True
+
+
+def cap(name: str, link: str, device: str, rate: str) -> bool:
+    """Cap a node's link: its end ``link`` here sends what the node receives, ``device`` in the node what it sends."""
+    inside = ["nsenter", f"--net=/proc/{init_of(name)}/ns/net", "tc"]
+    ends = ((["tc"], link), (inside, device))
+    return any([cap_end(tc, end, rate) for tc, end in ends])
+
+
 def main() -> None:
-    """Command line: ``lab_node.py start|stop|list ...``; prints ``changed`` or ``unchanged``."""
+    """Command line: ``lab_node.py start|stop|cap|list ...``; prints ``changed`` or ``unchanged``."""
     parser = argparse.ArgumentParser(description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True)
     starter = actions.add_parser("start")
@@ -97,6 +151,9 @@ def main() -> None:
     starter.add_argument("command", nargs=argparse.REMAINDER)
     stopper = actions.add_parser("stop")
     stopper.add_argument("name")
+    capper = actions.add_parser("cap")
+    for argument in ("name", "link", "device", "rate"):
+        capper.add_argument(argument)
     actions.add_parser("list")
     args = parser.parse_args()
     if args.action == "list":
@@ -104,7 +161,12 @@ def main() -> None:
         for name in sorted(names):
             print(name)
         return
-    changed = start(args.name, args.root, args.command) if args.action == "start" else stop(args.name)
+    if args.action == "start":
+        changed = start(args.name, args.root, args.command)
+    elif args.action == "stop":
+        changed = stop(args.name)
+    else:
+        changed = cap(args.name, args.link, args.device, args.rate)
     print("changed" if changed else "unchanged")
 
 

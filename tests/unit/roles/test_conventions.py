@@ -38,6 +38,7 @@ FACTS = {
     "checkpoint": {"hy3_checkpoint"},
     "engine": {"hy3_engine"},
     "engine_patch": {"hy3_patches"},
+    "bench": {"hy3_bench"},
     "report": {"hy3_report", "hy3_failure"},
 }
 # Stated per host, for role lab, which runs on the controller.
@@ -189,7 +190,7 @@ def test_every_public_name_that_is_used_is_known() -> None:
 
 def inventory_names(path: Path) -> set[str]:
     content = load(path)
-    if path.parent.name in ("group_vars", "host_vars"):
+    if {"group_vars", "host_vars"} & set(path.parts):
         return set(content)
     hosts = [host or {} for group in content.values() for host in group["hosts"].values()]
     return set().union(*hosts)
@@ -214,7 +215,7 @@ def test_no_role_knows_an_inventory_group(role: str) -> None:
 @each_role
 def test_no_role_but_the_lab_knows_the_lab(role: str) -> None:
     """What differs from a Spark is in inventories/lab and roles/lab, and nowhere else."""
-    allowed = {f"roles/profile/files/profiles/{name}.yml" for name in ("tiny_lab", "tiny_lab_tp1")}
+    allowed = {f"roles/profile/files/profiles/{name}.yml" for name in ("tiny_lab", "tiny_lab_tp1", "tiny_lab_tp3")}
     known = {
         relative(path)
         for path in files_of(role, ".")

@@ -135,6 +135,62 @@ def test_a_node_that_never_started_has_no_processes_and_nothing_to_stop() -> Non
     assert lab_node.stop("of-this-test-only") is False
 
 
+STATUSES = {
+    "first process of a node": ("Name:\tsystemd\nNSpid:\t4711\t1\n", True),
+    "another of it": ("Name:\tsshd\nNSpid:\t4722\t12\n", False),
+    "first process of this machine": ("Name:\tsystemd\nNSpid:\t1\n", False),
+    "another of this machine": ("Name:\tsystemd-nspawn\nNSpid:\t4710\n", False),
+    "a kernel that does not say": ("Name:\tsystemd\n", False),
+}
+
+
+@pytest.mark.parametrize(("status", "expected"), STATUSES.values(), ids=STATUSES)
+def test_first_process_of_a_node(status: str, expected: bool) -> None:
+    assert lab_node.is_init(status) is expected
+
+
+RATES = {"": 0, "8kbit": 1000, "400mbit": 50_000_000, "1gbit": 125_000_000}
+
+
+@pytest.mark.parametrize(("rate", "expected"), RATES.items())
+def test_rate(rate: str, expected: int) -> None:
+    assert lab_node.bytes_per_second(rate) == expected
+
+
+# tc of iproute2 6.1
+NO_QDISC = '[{"kind":"noqueue","handle":"0:","root":true,"refcnt":2,"options":{}}]\n'
+CAPPED = (
+    '[{"kind":"tbf","handle":"8001:","root":true,"refcnt":3,"options":{"rate":50000000,"burst":500000,"lat":50000}}]'
+)
+
+
+@pytest.mark.parametrize(("shown", "expected"), [(NO_QDISC, 0), ("[]", 0), (CAPPED, 50_000_000)])
+def test_cap_as_tc_shows_it(shown: str, expected: int) -> None:
+    assert lab_node.capped_at(shown) == expected
+
+
+# What the device has now, the rate that is asked for, what tc is asked to do.
+CAPS: dict[str, tuple[str, str, str]] = {
+    "none, and none wanted": (NO_QDISC, "", ""),
+    "the wanted one": (CAPPED, "400mbit", ""),
+    "a new one": (NO_QDISC, "400mbit", "qdisc replace dev d0 root tbf rate 400mbit burst 500000 latency 50ms"),
+    "another one": (CAPPED, "8mbit", "qdisc replace dev d0 root tbf rate 8mbit burst 131072 latency 50ms"),
+    "taken off": (CAPPED, "", "qdisc del dev d0 root"),
+}
+
+
+@pytest.mark.parametrize(("shown", "rate", "asked"), CAPS.values(), ids=CAPS)
+def test_cap_one_end(tmp_path: Path, shown: str, rate: str, asked: str) -> None:
+    """A test double stands for tc."""
+    (tmp_path / "shown").write_text(shown)
+    tc = tmp_path / "tc"
+    tc.write_text(f'#!/bin/sh\ncd {tmp_path}\n[ "$1" = -json ] && exec cat shown\necho "$@" >asked\n')
+    tc.chmod(0o755)
+    assert lab_node.cap_end([str(tc)], "d0", rate) is bool(asked)
+    done = tmp_path / "asked"
+    assert (done.read_text().strip() if done.exists() else "") == asked
+
+
 # ---- mend_engine.py
 
 

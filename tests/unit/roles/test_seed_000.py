@@ -133,6 +133,7 @@ class TestSeed(GoldenRay):
             "decode_tokens_per_s": 19.5,
             "ttft_ms": 252,
             "start_minutes": 11,
+            "workload": "one_256",
             "conditions": "single stream, 256 tokens, temperature 0, MTP k=1, after two warm-up generations",
         },
     }

@@ -135,6 +135,8 @@ class TestSeed(GoldenRanks):
             "decode_tokens_per_s": 21.2,
             "aggregate_streams": 4,
             "aggregate_tokens_per_s": 40,
+            "workload": "one_1024",
+            "aggregate_workload": "four_1024",
             "conditions": "1024 tokens, one stream and four, speculation off, SGLang 0.5.14 built for sm_121",
         },
     }

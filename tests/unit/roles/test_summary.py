@@ -26,6 +26,7 @@ REPORT = {
     "start": {},
     "kv": {"tokens": 175552, "max_concurrency": 1.34, "request_tokens": 131072},
     "predicted": {"weights": None},
+    "bench": None,
     "metrics": {"accepted": 61.0, "drafted": 100.0, "acceptance": 0.61},
     "ray": [],
     "nodes": {},

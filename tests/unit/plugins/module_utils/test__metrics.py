@@ -22,8 +22,10 @@ vllm:cache_config_info{block_size="16",engine="0",kv_cache_max_concurrency="1.07
 """
 
 NOTHING = Metrics(
+    drafts=None,
     drafted=None,
     accepted=None,
+    accepted_per_position=None,
     acceptance=None,
     kv_cache_tokens=None,
     max_concurrency=None,
@@ -36,8 +38,10 @@ TEST_METRICS: list[tuple[str, str, Metrics]] = [
         "vllm-0.24",
         PAGE,
         Metrics(
+            drafts=1000,
             drafted=1000,
             accepted=613,
+            accepted_per_position=[613],
             acceptance=0.613,
             kv_cache_tokens=176784,
             max_concurrency=1.079,
@@ -50,6 +54,14 @@ TEST_METRICS: list[tuple[str, str, Metrics]] = [
     ("nan", 'vllm:num_requests_running{engine="0"} NaN', NOTHING),
     ("cache-size-unknown", 'vllm:cache_config_info{kv_cache_size_tokens="None"} 1.0', NOTHING),
     ("two-engines", 'vllm:num_requests_running{e="0"} 1\nvllm:num_requests_running{e="1"} 2', NOTHING | {"running": 3}),
+    (
+        "two-positions-of-two-engines",
+        "\n".join(
+            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="{engine}",position="{place}"}} {count}'
+            for engine, place, count in ((0, 1, 20.0), (0, 0, 62.0), (1, 0, 8.0))
+        ),
+        NOTHING | {"accepted_per_position": [70, 20]},
+    ),
     (
         "nothing-drafted-yet",
         "vllm:spec_decode_num_draft_tokens_total 0.0\nvllm:spec_decode_num_accepted_tokens_total 0.0",

@@ -12,9 +12,7 @@ import pytest
 from ansible_collections.sparks.hy3.plugins.module_utils._openai import (
     Answer,
     error_message,
-    judge,
     model_names,
-    read_body,
     read_stream,
     sse_data,
     timing,
@@ -146,59 +144,6 @@ TEST_TIMING: list[tuple[str, Answer, float | None, float | None, float | None]] 
 )
 def test_timing(answer: Answer, ttft: float | None, decode: float | None, overall: float | None) -> None:
     assert timing(answer) == {"ttft_s": ttft, "decode_tps": decode, "overall_tps": overall}
-
-
-def whole(message: dict[str, t.Any], finish: str | None = "stop", **more: t.Any) -> Answer:
-    return read_body(json.dumps({"choices": [{"message": message, "finish_reason": finish, **more}]}), 1.0)
-
-
-def logprobs(value: t.Any, other: t.Any = -3.0) -> dict[str, t.Any]:
-    top = [{"token": "Paris", "logprob": value}, {"token": "Rome", "logprob": other}]
-    return {"logprobs": {"content": [{"token": "Paris", "logprob": value, "top_logprobs": top}]}}
-
-
-# Field cases B99 and B101, and the numbers: (id, answer, expected patterns, words of the problem or None)
-TEST_JUDGE: list[tuple[str, Answer, list[str], str | None]] = [
-    ("right", whole({"content": "Paris."}), ["(?i)paris"], None),
-    ("any-text", whole({"content": "Rome."}), [], None),
-    ("thinking-until-the-limit", whole({"content": None, "reasoning": "We need"}, "length"), [], None),
-    ("cut-by-the-limit", whole({"content": "Paris"}, "length"), ["Paris"], None),
-    ("tool-call", whole({"content": None, "tool_calls": [{"function": {"name": "f"}}]}, "tool_calls"), [], None),
-    ("empty", whole({"content": "", "reasoning": None}), [], "The answer is empty"),
-    ("wrong", whole({"content": "Rome."}), ["Paris"], "The text 'Rome.' does not match 'Paris'"),
-    (
-        "thought-instead",
-        whole({"content": "", "reasoning_content": "We need"}, "length"),
-        ["Paris"],
-        "the tokens went into reasoning",
-    ),
-    ("cut-off", whole({"content": "Paris"}, None), [], "without a finish_reason"),
-    ("tool-tags", whole({"content": "<tool_call:opensource>get_time</arg_value:opensource>"}), [], "raw tags"),
-    ("think-tags", whole({"content": "<think:opensource>x</think:opensource>ok"}), [], "raw tags"),
-    ("not-json", read_body("<html>", 1.0), [], "not JSON: '<html>'"),
-    ("a-list", read_body("[1]", 1.0), [], "not an object"),
-    ("finite", whole({"content": "Paris."}, **logprobs(-0.1)), [], None),
-    ("unlikely-candidate", whole({"content": "Paris."}, **logprobs(-0.1, -9999.0)), [], None),
-    ("nan", whole({"content": "!!!!"}, **logprobs(float("nan"))), [], "not finite"),
-    ("null", whole({"content": "!!!!"}, **logprobs(None)), [], "not finite"),
-    ("clamped", whole({"content": "!!!!"}, **logprobs(-9999.0)), [], "not finite"),
-    ("nan-candidate", whole({"content": "!!!!"}, **logprobs(-0.1, float("nan"))), [], "not finite"),
-]
-
-
-@pytest.mark.parametrize(
-    ("answer", "expect", "problem"), [row[1:] for row in TEST_JUDGE], ids=[row[0] for row in TEST_JUDGE]
-)
-def test_judge(answer: Answer, expect: list[str], problem: str | None) -> None:
-    problems = judge(answer, expect)
-    assert (problem in ". ".join(problems)) if problem else problems == []
-
-
-def test_one_bad_position_spoils_the_answer() -> None:
-    events = [frame({"content": "a"}, **logprobs(value)) for value in (-0.1, float("nan"), -0.2)]
-    answer = stream(*events)
-    assert answer.logprobs_finite is False
-    assert answer.logprobs == [{"token": "Paris", "logprob": -0.1}, {"token": "Rome", "logprob": -3.0}]
 
 
 TEST_ERRORS: list[tuple[t.Any, str | None]] = [

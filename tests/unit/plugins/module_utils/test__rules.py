@@ -555,6 +555,10 @@ INTENDED = {
     ],
 }
 INTENDED["tiny_lab_tp1"] = [{**INTENDED["tiny_lab"][0], "nodes": 1}]
+PADDED = {"num_attention_heads": 12, "num_key_value_heads": 6, "intermediate_size": 1056, "moe_intermediate_size": 288}
+INTENDED["tiny_lab_tp3"] = [
+    {**lab, "nodes": 3, "checkpoint": {**lab["checkpoint"], **PADDED}} for lab in INTENDED["tiny_lab"]
+]
 PROFILES = sorted((ROOT / "roles/profile/files/profiles").glob("*.yml"))
 
 

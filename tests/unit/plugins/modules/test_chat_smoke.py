@@ -37,6 +37,10 @@ RIGHT = [
     b"data: [DONE]\n\n",
 ]
 BROKEN = [chunk({"content": "!"}, finish_reason="length", **position("!", float("nan")))]
+CALL = [
+    chunk({"tool_calls": [{"index": 0, "function": {"name": "get_weather", "arguments": '{"city": '}}]}),
+    chunk({"tool_calls": [{"index": 0, "function": {"arguments": '"Tokyo"}'}}]}, finish_reason="tool_calls"),
+]
 DIES = [RIGHT[0], b'data: {"error": {"message": "EngineCore died"}}\n\n']
 WHOLE = {
     "choices": [{"message": {"content": "Paris."}, "finish_reason": "stop", **position("Paris", -0.01)}],
@@ -84,7 +88,11 @@ class EngineDouble(http.server.BaseHTTPRequestHandler):
         elif not body.get("stream"):
             self.reply(json.dumps(WHOLE).encode())
         else:
-            self.stream({"nan": BROKEN, "dies": DIES, "cut": RIGHT[:2]}.get(kind, RIGHT), pause=0.02)
+            answers = {"nan": BROKEN, "dies": DIES, "cut": RIGHT[:2], "call": CALL}
+            if kind == "moody":
+                seen = len(t.cast("EngineServer", self.server).requests)
+                answers["moody"] = [chunk({"content": f"Paris {seen}"}, finish_reason="stop")]
+            self.stream(answers.get(kind, RIGHT), pause=0.02)
 
 
 class EngineServer(http.server.ThreadingHTTPServer):
@@ -199,3 +207,35 @@ def test_the_key_goes_out_and_not_into_the_result(run: Runner) -> None:
     result = run("guarded", api_key=KEY)
     assert result["ok"]
     assert KEY not in json.dumps(result)
+
+
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_a_tool_call(run: Runner, server: EngineServer) -> None:
+    result = run("call", tools=[TOOL], expect_tool="get_weather")
+    assert (result["ok"], result["finish_reason"]) == (True, "tool_calls")
+    assert result["tool_calls"] == [{"name": "get_weather", "arguments": '{"city": "Tokyo"}'}]
+    assert server.requests[0]["tools"] == [TOOL]
+
+
+def test_text_instead_of_a_call(run: Runner, server: EngineServer) -> None:
+    result = run("right", expect_tool="get_weather")
+    assert result["failed"]
+    assert "calls no tool, and it must call get_weather" in result["msg"]
+    assert "tools" not in server.requests[0]
+
+
+def test_no_thought(run: Runner) -> None:
+    assert "has no reasoning apart from its text" in run("right", expect_reasoning=True)["msg"]
+
+
+def test_the_same_again(run: Runner, server: EngineServer) -> None:
+    assert run("right", repeats=2)["repeatable"] is True
+    assert len(server.requests) == 3
+    assert run("right")["repeatable"] is None
+
+
+def test_another_answer_refuses_nothing(run: Runner) -> None:
+    result = run("moody", repeats=1)
+    assert (result["ok"], result["repeatable"]) == (True, False)

@@ -39,7 +39,9 @@ _value:
 """
 
 Facts = t.Mapping[str, t.Any]
-FABRIC, HOST, LINKS = "hy3_fabric_address", "hy3_host_address", "hy3_fabric_links"
+FABRIC = "hy3_fabric_address"
+HOST = "hy3_host_address"
+LINKS = "hy3_fabric_links"
 KEYS = ("interface", "address", "peer")
 
 

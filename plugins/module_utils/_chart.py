@@ -82,18 +82,18 @@ def line_chart(series: t.Sequence[Series], *, x: str, y: str) -> str:
 
 def bar_chart(bars: t.Sequence[Bar], *, title: str) -> str:
     """Bars on one scale, one below the other."""
-    highest = max((bar["of"] or bar["value"] for bar in bars), default=1.0) or 1.0
-    name_width = 20 + 7 * max((len(bar["name"]) for bar in bars), default=0)
-    room = WIDTH - name_width - 20 - 7 * max((len(bar["text"]) for bar in bars), default=0)
+    highest = max((each["of"] or each["value"] for each in bars), default=1.0) or 1.0
+    name_width = 20 + 7 * max((len(each["name"]) for each in bars), default=0)
+    room = WIDTH - name_width - 20 - 7 * max((len(each["text"]) for each in bars), default=0)
     parts = []
-    for number, bar in enumerate(bars):
+    for number, each in enumerate(bars):
         top = 8 + _ROW * number
-        full, width = ((bar["of"] or 0) / highest * room, bar["value"] / highest * room)
+        full, width = ((each["of"] or 0) / highest * room, each["value"] / highest * room)
         parts += [
-            _text(name_width - 8, top + 16, bar["name"], anchor="end"),
+            _text(name_width - 8, top + 16, each["name"], anchor="end"),
             f'<rect x="{name_width}" y="{top}" width="{full:.1f}" height="22" fill="#e4e4e4"/>',
             f'<rect x="{name_width}" y="{top}" width="{width:.1f}" height="22" fill="{_COLOURS[0]}"/>',
-            _text(name_width + max(full, width) + 8, top + 16, bar["text"]),
+            _text(name_width + max(full, width) + 8, top + 16, each["text"]),
         ]
     return _svg(_ROW * len(bars) + 12, title, parts)
 

@@ -138,7 +138,8 @@ def cap(name: str, link: str, device: str, rate: str) -> bool:
     """Cap a node's link: its end ``link`` here sends what the node receives, ``device`` in the node what it sends."""
     inside = ["nsenter", f"--net=/proc/{init_of(name)}/ns/net", "tc"]
     ends = ((["tc"], link), (inside, device))
-    return any([cap_end(tc, end, rate) for tc, end in ends])
+    changed = [cap_end(tc, end, rate) for tc, end in ends]
+    return True in changed
 
 
 def main() -> None:

@@ -22,10 +22,10 @@ HELD_BACK: Facts = {"tokens": 256, "ttft_s": None, "decode_tps": None, "error": 
 FAILED: Facts = {"tokens": 0, "ttft_s": None, "decode_tps": None, "error": "ClientError: refused"}
 
 
-def result(number: int, *requests: Facts, running: int = 0, workload: Facts = WORKLOAD) -> Facts:
+def result(number: int, *requests: Facts, running: int = 0, workload: Facts | None = None) -> Facts:
     metrics = read_metrics(f"vllm:num_requests_running {running}")
     run = {"duration_s": 13.0, "total_tps": 19.0, "accept_length": None, "requests": list(requests)}
-    return {"item": [workload, number], "run": run, "metrics_before": metrics, "metrics_after": metrics}
+    return {"item": [workload or WORKLOAD, number], "run": run, "metrics_before": metrics, "metrics_after": metrics}
 
 
 def test_the_warm_up_does_not_count() -> None:

@@ -123,11 +123,11 @@ class _Handler(BaseHTTPRequestHandler):
             unknown = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Invalid username or password."}
             wrong = {"X-Error-Message": "Invalid credentials in Authorization header"}
             return self._send(401, b"", wrong if bearer else unknown)
-        api, _, rest = path.removeprefix("/api/models/").partition(f"{REPOSITORY}/")
+        api, _slash, rest = path.removeprefix("/api/models/").partition(f"{REPOSITORY}/")
         if path.startswith("/api/models/") and not api and rest:
             return self._describe(*rest.partition("/")[::2])
         if path.startswith(f"/{REPOSITORY}/resolve/"):
-            revision, _, name = path.removeprefix(f"/{REPOSITORY}/resolve/").partition("/")
+            revision, _slash, name = path.removeprefix(f"/{REPOSITORY}/resolve/").partition("/")
             return self._file(revision, name)
         return self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
 

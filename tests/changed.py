@@ -5,7 +5,8 @@
 
 A clone does not tell what it was changed from, so each suite that passes leaves the digest of its inputs in
 tests/passed.json, which is committed: `changed.py` prints the suites (make's names) whose digest is another one now,
-and `changed.py --passed SUITE` records one.
+and `changed.py --passed SUITE` records one. Each file of tests/integration is a suite by its path, for together they
+take an hour: `changed.py --files` prints those that have changed.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ INPUTS = {
     "test-vm": [*COMMON, *(f"plugins/module_utils/_{name}.py" for name in NODE_SIDE), "tests/vm"],
     "test-wheels": [*COMMON, "plugins/module_utils/_patch", "plugins/modules/engine_patch.py", "tests/wheels"],
     "test-sglang": [*COMMON, "plugins", "roles", "inventories", "tests/sglang", "tests/unit/roles", *SHARED],
-    "integration": [*COMMON, "plugins", "roles", "playbooks", "inventories", "tests/integration", *SHARED, PULL_NODES],
 }
+INTEGRATION = "tests/integration"
+OF_EACH_FILE = [*COMMON, "plugins", "roles", "playbooks", "inventories", *SHARED, PULL_NODES]
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -44,9 +46,17 @@ def git(root: Path, *arguments: str) -> str:
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
 
 
+def inputs(root: Path) -> dict[str, list[str]]:
+    """All suites. A file of tests/integration depends on the modules beside it, and on no other file of tests."""
+    files = git(root, "ls-files", "--", f"{INTEGRATION}/*.py").split()
+    tests = [name for name in files if Path(name).name.startswith("test_")]
+    helpers = [name for name in files if name not in tests]
+    return INPUTS | {name: [*OF_EACH_FILE, *helpers, name] for name in tests}
+
+
 def digest(root: Path, suite: str) -> str:
     """SHA-256 over mode, content and path of each input, as git's index has them."""
-    return hashlib.sha256(git(root, "ls-files", "--stage", "--", *INPUTS[suite]).encode()).hexdigest()
+    return hashlib.sha256(git(root, "ls-files", "--stage", "--", *inputs(root)[suite]).encode()).hexdigest()
 
 
 def recorded(root: Path) -> dict[str, str]:
@@ -56,14 +66,23 @@ def recorded(root: Path) -> dict[str, str]:
 
 def changed(root: Path) -> list[str]:
     passed = recorded(root)
-    return [suite for suite in INPUTS if passed.get(suite) != digest(root, suite)]
+    return [suite for suite in inputs(root) if passed.get(suite) != digest(root, suite)]
+
+
+def goals(suites: list[str]) -> list[str]:
+    """What make calls the suites."""
+    return [suite for suite in suites if suite in INPUTS] + ["integration"] * any(
+        suite not in INPUTS for suite in suites
+    )
 
 
 def record(root: Path, suite: str) -> str:
     """Remember that ``suite`` passed, and say so; what is not committed yet is no state to remember."""
-    if git(root, "status", "--porcelain", "--", *INPUTS[suite]):
+    if git(root, "status", "--porcelain", "--", *inputs(root)[suite]):
         return f"{suite} passed with changes that are not committed, so tests/passed.json does not say so."
-    passed = recorded(root) | {suite: digest(root, suite)}
+    known = inputs(root)
+    kept = {name: seen for name, seen in recorded(root).items() if name in known}
+    passed = kept | {suite: digest(root, suite)}
     (root / RECORD).write_text(json.dumps(passed, indent=2, sort_keys=True) + "\n")
     return f"{suite} passed: commit tests/passed.json."
 
@@ -71,12 +90,16 @@ def record(root: Path, suite: str) -> str:
 def main(arguments: list[str]) -> int:
     match arguments:
         case []:
-            print(*changed(ROOT))
-        case ["--passed", suite] if suite in INPUTS:
+            print(*goals(changed(ROOT)))
+        case ["--files"]:
+            print(*(suite for suite in changed(ROOT) if suite not in INPUTS))
+        case ["--passed", suite] if suite in inputs(ROOT):
             print(record(ROOT, suite))
         case _:
-            suites = ", ".join(INPUTS)
-            print(f"changed.py knows no {' '.join(arguments)!r}: call it alone, or with --passed and one of {suites}.")
+            suites = ", ".join(inputs(ROOT))
+            print(
+                f"changed.py knows no {' '.join(arguments)!r}: use --files, or --passed and one of {suites}, or nothing."
+            )
             return 2
     return 0
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible_collections.sparks.hy3.tests.changed import INPUTS, RECORD, changed, git, main, record
+from ansible_collections.sparks.hy3.tests.changed import INPUTS, RECORD, changed, git, goals, main, record
 
-ALL = list(INPUTS)
+KILL, TP3 = "tests/integration/test_kill.py", "tests/integration/test_tp3.py"
+FILES = [KILL, TP3]
+ALL = [*INPUTS, *FILES]
 
 
 def write(root: Path, path: str, text: str) -> None:
@@ -26,7 +28,7 @@ def commit(root: Path) -> None:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     git(tmp_path, "init", "--quiet")
-    for path in ("Makefile", "roles/engine/tasks/main.yml", "tests/official/run.py", "README.md"):
+    for path in ("Makefile", "roles/engine/tasks/main.yml", "tests/official/run.py", "README.md", *FILES):
         write(tmp_path, path, "one\n")
     commit(tmp_path)
     return tmp_path
@@ -53,8 +55,11 @@ def test_what_passed_is_not_run_again(root: Path) -> None:
     [
         ("README.md", []),
         ("tests/official/run.py", ["sanity"]),
-        ("roles/engine/tasks/main.yml", ["sanity", "integration"]),
-        ("roles/new/tasks/main.yml", ["sanity", "integration"]),
+        ("roles/engine/tasks/main.yml", ["sanity", "test-sglang", *FILES]),
+        ("roles/new/tasks/main.yml", ["sanity", "test-sglang", *FILES]),
+        (TP3, [TP3]),
+        ("tests/integration/lab.py", FILES),
+        ("tests/integration/test_new.py", ["tests/integration/test_new.py"]),
         ("Makefile", ALL),
     ],
 )
@@ -73,8 +78,21 @@ def test_a_removed_input(root: Path) -> None:
 
 def test_uncommitted_changes_are_not_recorded(root: Path) -> None:
     (root / "Makefile").write_text("two\n")
-    assert "not committed" in record(root, "integration")
+    assert "not committed" in record(root, KILL)
     assert changed(root) == ALL
+
+
+def test_a_file_that_is_gone_is_forgotten(root: Path) -> None:
+    pass_all(root)
+    git(root, "rm", "--quiet", TP3)
+    commit(root)
+    record(root, KILL)
+    assert TP3 not in (root / RECORD).read_text()
+
+
+def test_make_knows_the_files_by_one_name() -> None:
+    assert goals(["sanity", *FILES]) == ["sanity", "integration"]
+    assert goals(["sanity"]) == ["sanity"]
 
 
 def test_a_suite_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,9 +97,8 @@ def main(arguments: list[str]) -> int:
             print(record(ROOT, suite))
         case _:
             suites = ", ".join(inputs(ROOT))
-            print(
-                f"changed.py knows no {' '.join(arguments)!r}: use --files, or --passed and one of {suites}, or nothing."
-            )
+            said = " ".join(arguments)
+            print(f"changed.py knows no {said!r}: use --files, or --passed and one of {suites}, or nothing.")
             return 2
     return 0
 

@@ -93,8 +93,8 @@ options:
 
 EXAMPLES = r"""
 ---
-- name: Warm up
-  sparks.hy3.engine_bench: &load
+- name: Measure one stream of a server that has answered before
+  sparks.hy3.engine_bench:
     venv: /opt/hy3/venv
     user: hy3
     url: http://127.0.0.1:8000
@@ -102,11 +102,6 @@ EXAMPLES = r"""
     tokenizer: /opt/hy3/models/Hy3-NVFP4
     prompts: [Explain paged attention in detail.]
     output_tokens: 256
-    requests: 2
-
-- name: Measure one stream
-  sparks.hy3.engine_bench:
-    <<: *load
     requests: 1
   register: measured
 """

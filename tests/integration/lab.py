@@ -21,7 +21,8 @@ NODES = ("spark-1", "spark-2")
 
 def run(*command: str) -> str:
     """Output of a command in the checkout, which must succeed."""
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    # ssh would make an inherited stdin non-blocking, with which Ansible does not start.
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     return done.stdout
 

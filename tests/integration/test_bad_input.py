@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.sparks.hy3.tests.integration.lab import NODES, ROOT, changed_nothing, command_of, on, play
 
+PROFILES = sorted(path.stem for path in (ROOT / "roles/profile/files/profiles").glob("*.yml"))
 MODELS = "/srv/hy3/models"
 PYTHON = "/usr/bin/python3"
 RUNNING = "systemctl show hy3-ray hy3-serve -p ActiveState,MainPID,InvocationID"
@@ -58,8 +59,7 @@ def of_node(first: str, second: str) -> str:
 VARIABLES: dict[str, tuple[dict[str, object], str]] = {
     "unknown profile": (
         {"hy3_profile": "nope"},
-        "hy3_profile is 'nope', which is no profile; choose one of kodelow_w4a16_tp2, libertai_nvfp4_tp2, "
-        "marianbusoi_nvfp4_fp8_tp3, redhatai_nvfp4_fp8_tp2, tiny_lab, tiny_lab_tp1, tiny_lab_tp3.",
+        f"hy3_profile is 'nope', which is no profile; choose one of {', '.join(PROFILES)}.",
     ),
     "misspelt variable": (
         {"hy3_api_prot": 8001},

@@ -28,7 +28,7 @@ def commit(root: Path) -> None:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     git(tmp_path, "init", "--quiet")
-    for path in ("Makefile", "roles/engine/tasks/main.yml", "tests/official/run.py", "README.md", *FILES):
+    for path in ("ansible.cfg", "roles/engine/tasks/main.yml", "tests/official/run.py", "README.md", *FILES):
         write(tmp_path, path, "one\n")
     commit(tmp_path)
     return tmp_path
@@ -60,7 +60,7 @@ def test_what_passed_is_not_run_again(root: Path) -> None:
         (TP3, [TP3]),
         ("tests/integration/lab.py", FILES),
         ("tests/integration/test_new.py", ["tests/integration/test_new.py"]),
-        ("Makefile", ALL),
+        ("ansible.cfg", ALL),
     ],
 )
 def test_a_changed_input(root: Path, path: str, suites: list[str]) -> None:
@@ -77,7 +77,7 @@ def test_a_removed_input(root: Path) -> None:
 
 
 def test_uncommitted_changes_are_not_recorded(root: Path) -> None:
-    (root / "Makefile").write_text("two\n")
+    (root / "ansible.cfg").write_text("two\n")
     assert "not committed" in record(root, KILL)
     assert changed(root) == ALL
 

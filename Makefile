@@ -50,8 +50,9 @@ integration: $(VENV)/test lab-up ## Real wheels, real engine, kills; FILES selec
 	done; if [ "$$failed" ]; then echo "Failed:$$failed"; exit 1; fi
 
 molecule: $(VENV)/test lab-up ## Converge, idempotence and verify on the lab
-	molecule --base-config molecule/config.yml test --scenario-name default
-	molecule --base-config molecule/config.yml test --scenario-name patch
+	for scenario in default mp checkpoint patch; do \
+	    molecule --base-config molecule/config.yml test --scenario-name $$scenario || exit 1; \
+	done
 
 sanity: ## ansible-test on two versions of ansible-core, Galaxy's importer, all documentation
 	$(PYTHON) tests/official/run.py

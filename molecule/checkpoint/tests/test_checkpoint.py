@@ -1,7 +1,7 @@
 # Copyright (c) The sparks.hy3 contributors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A damaged tree is whole again, byte for byte, and nothing of the copy is left: run by `molecule verify` on each node."""
+"""A damaged tree is whole again and nothing of the copy is left: run by `molecule verify` on each node."""
 
 from __future__ import annotations
 

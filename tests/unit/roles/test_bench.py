@@ -206,10 +206,12 @@ def test_workloads_are_those_that_a_user_can_choose() -> None:
     "path", sorted((ROOT / "roles/profile/files/profiles").glob("*.yml")), ids=lambda path: path.stem
 )
 def test_profiles_name_workloads_that_exist(path: Path) -> None:
-    expected = yaml.safe_load(path.read_text())["expected"]
+    profile = yaml.safe_load(path.read_text())
+    expected = profile["expected"]
     named = {expected[key] for key in ("workload", "aggregate_workload") if key in expected}
     assert named <= set(WORKLOADS)
-    if {"decode_tokens_per_s", "ttft_ms", "draft_acceptance"} & set(expected):
+    # A constructed checkpoint, which no repository has, drafts right whatever it is asked.
+    if "repository" in profile["checkpoint"] and {"decode_tokens_per_s", "ttft_ms", "draft_acceptance"} & set(expected):
         assert "workload" in expected
     if "aggregate_tokens_per_s" in expected:
         assert "aggregate_workload" in expected

@@ -45,7 +45,8 @@ def test_says_what_it_fetches_and_then_nothing(hub: LocalHub, tmp_path: Path) ->
     changed, said = play(hub, tmp_path, "--check")
     assert (changed, (tmp_path / "m").exists()) == (1, False)
     assert f"2 files with 8.00 KB of example/Hy3-tiny at {COMMIT};" in said
-    assert play(hub, tmp_path)[0] == 1
+    changed, said = play(hub, tmp_path)
+    assert changed == 1, said
     assert {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir() if path.name in FILES} == FILES
     hub.seen.clear()
     assert (play(hub, tmp_path)[0], hub.seen) == (0, [])

@@ -205,7 +205,7 @@ def test_venv_without_the_engine() -> None:
     try:
         for node in NODES:
             on(node, f"mkdir -p /srv/hy3/bad/bin && ln -sf {PYTHON} /srv/hy3/bad/bin/python")
-        sentence = "hy3_venv is /srv/hy3/bad, which on spark-1 has no vllm and no ray and no torch;"
+        sentence = "hy3_venv is /srv/hy3/bad, which on spark-1 has no vllm and no torch and no ray;"
         refuse_variables(sentence, hy3_venv="/srv/hy3/bad")
     finally:
         for node in NODES:

@@ -4,9 +4,9 @@
 """Which of the long test suites have not passed with the inputs that they have now.
 
 A clone does not tell what it was changed from, so each suite that passes leaves the digest of its inputs in
-tests/passed.json, which is committed: `changed.py` prints the suites (make's names) whose digest is another one now,
-and `changed.py --passed SUITE` records one. Each file of tests/integration is a suite by its path, for together they
-take an hour: `changed.py --files` prints those that have changed.
+tests/passed.json, which is committed: `changed.py` prints the suites whose digest is another one now, and
+`changed.py --passed SUITE` records one. A suite has make's name for it, but each file of tests/integration is one by its
+path, for together they take an hour.
 """
 
 from __future__ import annotations
@@ -70,13 +70,6 @@ def changed(root: Path) -> list[str]:
     return [suite for suite in inputs(root) if passed.get(suite) != digest(root, suite)]
 
 
-def goals(suites: list[str]) -> list[str]:
-    """What make calls the suites."""
-    return [suite for suite in suites if suite in INPUTS] + ["integration"] * any(
-        suite not in INPUTS for suite in suites
-    )
-
-
 def record(root: Path, suite: str) -> str:
     """Remember that ``suite`` passed, and say so; what is not committed yet is no state to remember."""
     if git(root, "status", "--porcelain", "--", *inputs(root)[suite]):
@@ -91,15 +84,13 @@ def record(root: Path, suite: str) -> str:
 def main(arguments: list[str]) -> int:
     match arguments:
         case []:
-            print(*goals(changed(ROOT)))
-        case ["--files"]:
-            print(*(suite for suite in changed(ROOT) if suite not in INPUTS))
+            print(*changed(ROOT))
         case ["--passed", suite] if suite in inputs(ROOT):
             print(record(ROOT, suite))
         case _:
             suites = ", ".join(inputs(ROOT))
             said = " ".join(arguments)
-            print(f"changed.py knows no {said!r}: use --files, or --passed and one of {suites}, or nothing.")
+            print(f"changed.py knows no {said!r}: call it alone, or with --passed and one of {suites}.")
             return 2
     return 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible_collections.sparks.hy3.tests.changed import INPUTS, RECORD, changed, git, goals, main, record
+from ansible_collections.sparks.hy3.tests.changed import INPUTS, RECORD, changed, git, main, record
 
 KILL, TP3 = "tests/integration/test_kill.py", "tests/integration/test_tp3.py"
 FILES = [KILL, TP3]
@@ -88,11 +88,6 @@ def test_a_file_that_is_gone_is_forgotten(root: Path) -> None:
     commit(root)
     record(root, KILL)
     assert TP3 not in (root / RECORD).read_text()
-
-
-def test_make_knows_the_files_by_one_name() -> None:
-    assert goals(["sanity", *FILES]) == ["sanity", "integration"]
-    assert goals(["sanity"]) == ["sanity"]
 
 
 def test_a_suite_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,8 @@
 
 A clone does not tell what it was changed from, so each suite that passes leaves the digest of its inputs in
 tests/passed.json, which is committed: `changed.py` prints the suites whose digest is another one now, and
-`changed.py --passed SUITE` records one. A suite has make's name for it, but each file of tests/integration is one by its
-path, for together they take an hour.
+`changed.py --passed SUITE` records one. A suite has make's name for it, but each file of tests/integration is one by
+its path, for together they take an hour.
 """
 
 from __future__ import annotations

@@ -95,7 +95,10 @@ def test_puller_is_killed(head: Path, tmp_path: Path, serve: Serve) -> None:
     dest, files, daemon = tmp_path / "dest", manifest(head), serve("head", head, bwlimit=SLOW)
     process = start_module(arguments(dest, files, daemon.source))
     wait_for(lambda: len(shards(dest)) > 3)
-    progress = json.loads((dest / ".hy3-pull/progress.json").read_bytes())
+    told = dest / ".hy3-pull/progress.json"
+    # It is told once a second, first before anything came.
+    wait_for(lambda: json.loads(told.read_bytes())["bytes"] > 0)
+    progress = json.loads(told.read_bytes())
     process.kill()
     process.wait()
     wait_for(lambda: not rsyncs(dest))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 import typing as t
 
+from ansible_collections.sparks.hy3.plugins.module_utils._rules_ray import PER_NODE
+
 DOCUMENTATION = r"""
 name: plan_problems
 short_description: Where a plan and its inventory do not fit
@@ -144,10 +146,23 @@ def _memory_problems(plan: Facts) -> list[str]:
     ]
 
 
+def _environment_problems(plan: Facts) -> list[str]:
+    """What is resolved on each node, and would be dropped without a word or, where nothing is resolved, stay."""
+    shared = [name for name in PER_NODE if name in plan.get("engine_env", {})]
+    if not shared or not plan.get("fabric", True):
+        return []
+    listed = ", ".join(f"{name}={plan['engine_env'][name]}" for name in shared)
+    return [
+        f"hy3_engine_env has {listed}, and such a value belongs to one node, which finds its own at each start; take "
+        "it out, and set hy3_hca or hy3_fabric_interface for a node that is to use another port."
+    ]
+
+
 def plan_problems(plan: Facts, addresses: t.Mapping[str, str]) -> list[str]:
     """One sentence for each way in which ``plan`` does not fit its hosts; empty is good."""
     sizes = _count_problems(plan) or _size_problems(plan)
     rest = _port_problems(plan) + _executor_problems(plan) + _cluster_problems(plan) + _memory_problems(plan)
+    rest += _environment_problems(plan)
     return sizes + _address_problems(addresses) + rest + _speculative_problems(plan)
 
 

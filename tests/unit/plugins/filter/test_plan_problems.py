@@ -54,6 +54,13 @@ FITS: dict[str, dict[str, t.Any]] = {
     "a cluster's name with all that it may have": {"cluster": "Rack-2_b.1"},
     "no caps for workers": {"memory": {"os_reserve": "4G", "head": {"ray": "104G"}}},
     "port beside Ray's": {"api.port": 10300},
+    "other settings of NCCL": {"engine_env": {"NCCL_DEBUG": "INFO", "NCCL_CROSS_NIC": "0"}},
+    "one node without a fabric": {
+        "hosts": ["spark-1"],
+        "ray_args.num-gpus": 2,
+        "fabric": False,
+        "engine_env": {"GLOO_SOCKET_IFNAME": "lo"},
+    },
     "without Ray": {"executor": "mp"},
     "without Ray, a port of Ray's": {"executor": "mp", "api.port": 6380},
     "one host with all GPUs, without Ray": {"executor": "mp", "hosts": ["spark-1"]},
@@ -158,6 +165,12 @@ PROBLEMS: dict[str, tuple[dict[str, t.Any], str]] = {
     "where the ranks meet": (
         {"executor": "mp", "api.port": 29501},
         "hy3_api_port is 29501, where the ranks meet; choose another, for instance 8000.",
+    ),
+    "what belongs to a node": (
+        {"engine_env": {"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "rocep1s0f0", "NCCL_IB_GID_INDEX": 3}},
+        "hy3_engine_env has NCCL_IB_GID_INDEX=3, NCCL_IB_HCA=rocep1s0f0, and such a value belongs to one node, which "
+        "finds its own at each start; take it out, and set hy3_hca or hy3_fabric_interface for a node that is to use "
+        "another port.",
     ),
     "speculation that the profile does not know": (
         {"speculative": True},

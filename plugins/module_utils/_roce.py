@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import typing as t
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -195,6 +195,15 @@ def select_ports(selector: Selector, ports: Sequence[Port]) -> list[Port]:
     ]
 
 
+def selected_ports(text: str, ports: Sequence[Port]) -> list[Port]:
+    """Return the ports that an ``NCCL_IB_HCA`` value means, at least one."""
+    chosen = select_ports(parse_selector(text), ports)
+    if not chosen:
+        labels = _listed(port.label for port in ports)
+        raise RoceError(f"HCA selector {text!r} excludes every HCA of this node: it has {labels}, so leave one in")
+    return chosen
+
+
 def exact_selector(chosen: Sequence[Port], ports: Sequence[Port]) -> str:
     """Write the ports as ``=name[,name]``; a port number only where a device has ports that are not chosen."""
     entries = []
@@ -222,8 +231,41 @@ def own_rows(table: Iterable[Gid], address: ipaddress.IPv4Address, interface: st
     return [row for row in rows if row.ndev == interface] or [row for row in rows if not row.ndev]
 
 
+def _is_stacked(netdev: str, behind: Collection[str]) -> bool:
+    """Whether a netdev is a VLAN or the like on a port: by the port's own netdevs or, if none is known, by its name."""
+    return bool(netdev) and (netdev not in behind if behind else re.search(r"\.[0-9]+$", netdev) is not None)
+
+
+def fabric_rows(
+    tables: Mapping[str, Sequence[Gid]],
+    address: ipaddress.IPv4Address,
+    interface: str,
+    behind: Mapping[str, Collection[str]],
+) -> dict[str, list[Gid]]:
+    """Return the usable rows of each HCA that may lead to a peer.
+
+    An address that a port gave itself (169.254/16) leads there only if the fabric address is one, and that of a VLAN
+    only if the fabric's netdev is one. See :func:`choose_index` for the arguments.
+    """
+    own = [(row.ndev, label) for label, table in tables.items() for row in own_rows(table, address, interface)]
+    stacked = any(_is_stacked(netdev, behind.get(label, ())) for netdev, label in own)
+    return {
+        label: [
+            row
+            for row in table
+            if row.usable
+            and (address.is_link_local or not ipaddress.IPv4Address(row.gid.packed[12:]).is_link_local)
+            and (stacked or not _is_stacked(row.ndev, behind.get(label, ())))
+        ]
+        for label, table in tables.items()
+    }
+
+
 def choose_index(
-    tables: Mapping[str, Sequence[Gid]], address: ipaddress.IPv4Address, interface: str
+    tables: Mapping[str, Sequence[Gid]],
+    address: ipaddress.IPv4Address,
+    interface: str,
+    behind: Mapping[str, Collection[str]] | None = None,
 ) -> tuple[int, list[str]]:
     """Return the one GID index that serves all HCAs of a rank, and warnings.
 
@@ -232,16 +274,18 @@ def choose_index(
         address: The fabric address; one of the tables must have a usable row for it.
         interface: The netdev that owns the address; the row of a VLAN parent or child is not taken for its own. Empty
             if not known.
+        behind: The netdevs of each port, by label, where they are known.
 
     Raises:
         RoceError: No row carries the address, or several netdevs have one and none is named, or an HCA has no usable
             row.
         NoCommonIndexError: The HCAs have no usable index in common.
     """
-    usable = {label: [row for row in table if row.usable] for label, table in tables.items()}
-    own = [row for rows in usable.values() for row in own_rows(rows, address, interface)]
+    own = [row for table in tables.values() for row in own_rows(table, address, interface)]
     if not own:
-        candidates = [f"{row.index} ({_described(row, address)})" for rows in usable.values() for row in rows]
+        candidates = [
+            f"{row.index} ({_described(row, address)})" for table in tables.values() for row in table if row.usable
+        ]
         raise RoceError(
             f"No RoCE v2 GID for {address} on {_listed(tables)}: usable are {_listed(candidates)}, "
             "so check the address and the HCA"
@@ -249,6 +293,7 @@ def choose_index(
     netdevs = sorted({row.ndev for row in own if row.ndev})
     if len(netdevs) > 1:
         raise RoceError(f"{address} has RoCE v2 GIDs of {_listed(netdevs)}: name the interface to use")
+    usable = fabric_rows(tables, address, interface, behind or {})
     common = set.intersection(*({row.index for row in rows} for rows in usable.values()))
     if not common:
         sets = "; ".join(f"{label} has {_listed(row.index for row in rows)}" for label, rows in usable.items())
@@ -438,13 +483,16 @@ class Sysfs:
             raise RoceError(f"{self.infiniband} has no HCA: load the RDMA driver (mlx5_ib) or correct sysfs_root")
         return sorted(found)
 
+    def slots(self, port: Port) -> list[str]:
+        """Return the names of a port's GID slots, the empty ones included."""
+        try:
+            return os.listdir(self.infiniband / port.name / "ports" / str(port.number) / "gids")
+        except OSError as exc:
+            raise RoceError(f"{port.label} has no GID table ({exc.strerror}): is it a RoCE port?") from exc
+
     def table(self, port: Port) -> list[Gid]:
         """Return the filled rows of a port's GID table."""
         base = self.infiniband / port.name / "ports" / str(port.number)
-        try:
-            names = os.listdir(base / "gids")
-        except OSError as exc:
-            raise RoceError(f"{port.label} has no GID table ({exc.strerror}): is it a RoCE port?") from exc
         return parse_table(
             {
                 "index": name,
@@ -452,12 +500,25 @@ class Sysfs:
                 "type": _read(base / "gid_attrs" / "types" / name),
                 "ndev": _read(base / "gid_attrs" / "ndevs" / name),
             }
-            for name in names
+            for name in self.slots(port)
         )
+
+    def readable_table(self, port: Port) -> list[Gid]:
+        """Return a port's table, empty if it cannot be read: what asks every port must not fail for a stranger's."""
+        try:
+            return self.table(port)
+        except RoceError:
+            return []
+
+    def behind(self, port: Port) -> set[str]:
+        """Return the netdevs of an HCA and the bonds that these are in; none where the kernel does not tell."""
+        found = [path.parents[2] for path in self.net.glob(f"*/device/infiniband/{port.name}")]
+        bonds = [(path / "master").resolve().name for path in found if (path / "master" / "bonding").exists()]
+        return {*(path.name for path in found), *bonds}
 
     def has_gid(self, interface: str, address: ipaddress.IPv4Address) -> bool:
         """Return whether a usable GID of the address names the netdev."""
-        tables = (self.table(port) for port in self.ports() if port.link_layer == "Ethernet")
+        tables = (self.readable_table(port) for port in self.ports() if port.link_layer == "Ethernet")
         return any(row.ndev == interface for table in tables for row in own_rows(table, address, interface))
 
     def ports_of(self, interface: str, ports: Sequence[Port]) -> list[Port]:
@@ -466,7 +527,7 @@ class Sysfs:
         found = [port for port in ports if port.name in devices]
         if len(found) == 1:
             return found
-        with_row = [port for port in found or ports if any(row.ndev == interface for row in self.table(port))]
+        with_row = [port for port in found or ports if any(row.ndev == interface for row in self.readable_table(port))]
         if with_row or found:
             return with_row or found
         if (self.net / interface / "device").exists():
@@ -530,14 +591,14 @@ def resolve(
     netdev = choose_interface(wanted, addresses, interface, lambda name: sysfs.has_gid(name, wanted))
     ports = sysfs.ports()
     if hca is None:
-        behind = [port for name in links or [netdev] for port in sysfs.ports_of(name, ports)]
-        selected = list(dict.fromkeys(behind))
+        selected = list(dict.fromkeys(port for name in links or [netdev] for port in sysfs.ports_of(name, ports)))
     else:
-        selected = select_ports(parse_selector(hca), ports)
+        selected = selected_ports(hca, ports)
     active, warnings = usable_ports(selected)
     tables = {port: sysfs.table(port) for port in active}
+    by_label = {port.label: table for port, table in tables.items()}
     if links:
-        notes = ring_notes({port.label: table for port, table in tables.items()}, nccl_version)
+        notes = ring_notes(by_label, nccl_version)
         indexes = {port: min(row.index for row in table if row.usable) for port, table in tables.items()}
         return Resolution(None, exact_selector(active, ports), netdev, wanted, tables, indexes, warnings + notes)
     if wanted.is_link_local:
@@ -545,15 +606,18 @@ def resolve(
     for port, table in tables.items():
         warnings += port_warnings(port, table)
     index: int | None = None
+    behind = {port.label: sysfs.behind(port) for port in active}
     try:
-        index, notes = choose_index({port.label: table for port, table in tables.items()}, wanted, netdev)
+        index, notes = choose_index(by_label, wanted, netdev, behind)
     except NoCommonIndexError as exc:
         if not nccl_chooses(nccl_version):
             raise
         notes = [f"NCCL {nccl_version} chooses an index for each HCA, for there is no common one ({exc.sets})"]
-    own = {port: [row.index for row in own_rows(table, wanted, netdev)] for port, table in tables.items()}
+    usable = fabric_rows(by_label, wanted, netdev, behind)
     indexes = {
-        port: index if index is not None else min(own[port] or [row.index for row in table if row.usable])
+        port: min(row.index for row in own_rows(table, wanted, netdev) or usable[port.label])
+        if index is None
+        else index
         for port, table in tables.items()
     }
     return Resolution(index, exact_selector(active, ports), netdev, wanted, tables, indexes, warnings + notes)

@@ -108,8 +108,8 @@ env:
     GLOO_SOCKET_IFNAME: enp1s0f1np1
     NCCL_IB_DISABLE: "0"
 hcas:
-  description: The selected HCA ports and their GID tables.
-  returned: success
+  description: The selected HCA ports and their GID tables; where the module refuses, every port with a table.
+  returned: always
   type: list
   elements: dict
   contains:
@@ -126,7 +126,7 @@ hcas:
       type: str
       sample: enp1s0f1np1
     index:
-      description: The GID index used on this port, the same as RV(gid_index) unless that is null.
+      description: The GID index used on this port, the same as RV(gid_index) unless that is null. Null on a refusal.
       type: int
       sample: 3
     usable:
@@ -134,6 +134,11 @@ hcas:
       type: list
       elements: int
       sample: [3, 5]
+    skipped:
+      description: The empty slots below the last filled row.
+      type: list
+      elements: int
+      sample: [2]
     table:
       description: The filled rows of the GID table.
       type: list
@@ -180,6 +185,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._roce import (
     Resolution,
     RoceError,
     Sysfs,
+    is_number,
     nccl_of,
     port_warnings,
     resolve,
@@ -191,26 +197,41 @@ def describe_row(row: Gid) -> dict[str, t.Any]:
     return {"index": row.index, "gid": row.gid.packed.hex(":", 2), "type": row.type, "ndev": row.ndev}
 
 
-def describe_port(port: Port, table: list[Gid], index: int) -> dict[str, t.Any]:
+def describe_port(port: Port, table: list[Gid], index: int | None, slots: list[str]) -> dict[str, t.Any]:
+    filled = {row.index for row in table}
     return {
         "name": port.name,
         "port": port.number,
         "netdev": next((row.ndev for row in table if row.index == index), ""),
         "index": index,
         "usable": [row.index for row in table if row.usable],
+        "skipped": sorted(
+            {int(slot) for slot in slots if is_number(slot) and int(slot) < max(filled, default=0)} - filled
+        ),
         "table": [describe_row(row) for row in table],
         "warnings": port_warnings(port, table),
     }
 
 
-def describe(found: Resolution) -> dict[str, t.Any]:
+def describe_all(sysfs: Sysfs) -> list[dict[str, t.Any]]:
+    """What a person needs to see where nothing could be resolved."""
+    try:
+        tables = {port: sysfs.readable_table(port) for port in sysfs.ports()}
+    except RoceError:
+        return []
+    return [describe_port(port, table, None, sysfs.slots(port)) for port, table in tables.items() if table]
+
+
+def describe(found: Resolution, sysfs: Sysfs) -> dict[str, t.Any]:
     return {
         "gid_index": found.index,
         "address": str(found.address),
         "hca": found.hca,
         "interface": found.interface,
         "env": found.env,
-        "hcas": [describe_port(port, table, found.indexes[port]) for port, table in found.tables.items()],
+        "hcas": [
+            describe_port(port, table, found.indexes[port], sysfs.slots(port)) for port, table in found.tables.items()
+        ],
     }
 
 
@@ -234,21 +255,22 @@ def main() -> None:
         return module.run_command(command, check_rc=True)[1]
 
     venv = module.params["venv"]
+    sysfs = Sysfs(module.params["sysfs_root"])
     try:
         found = resolve(
             address=module.params["address"],
             hca=module.params["hca"],
             interface=module.params["interface"],
-            sysfs=Sysfs(module.params["sysfs_root"]),
+            sysfs=sysfs,
             list_addresses=list_addresses,
             nccl_version=module.params["nccl_version"] or (nccl_of(venv) if venv else None),
             links=module.params["links"],
         )
     except RoceError as exc:
-        module.fail_json(msg=str(exc))
+        module.fail_json(msg=str(exc), hcas=describe_all(sysfs))
     for warning in found.warnings:
         module.warn(warning)
-    module.exit_json(changed=False, **describe(found))
+    module.exit_json(changed=False, **describe(found, sysfs))
 
 
 if __name__ == "__main__":

@@ -227,6 +227,72 @@ def test_a_common_index_without_the_address_is_said() -> None:
     )
 
 
+# Rows of the fabric's HCA and of its twin, and the index that both can use; None where there is none.
+TEST_TWIN_ROWS: dict[str, tuple[list[Row], list[Row], int | None]] = {
+    "an address that the twin gave itself": (
+        [(3, v4("10.80.0.9"), "RoCE v2", "A")],
+        [(3, v4("169.254.7.7"), "RoCE v2", "B"), (4, v4("10.81.0.9"), "RoCE v2", "B")],
+        None,
+    ),
+    "no other": ([(3, v4("10.80.0.9"), "RoCE v2", "A")], [(3, v4("169.254.7.7"), "RoCE v2", "B")], None),
+    "a VLAN of the twin": (
+        [(3, v4("10.80.0.9"), "RoCE v2", "A")],
+        [(3, v4("10.99.0.1"), "RoCE v2", "B.40"), (4, v4("10.81.0.9"), "RoCE v2", "B")],
+        None,
+    ),
+    "an address that the fabric's own port gave itself": (
+        [(3, v4("10.80.0.9"), "RoCE v2", "A"), (4, v4("169.254.7.7"), "RoCE v2", "A")],
+        [(4, v4("10.81.0.9"), "RoCE v2", "B")],
+        None,
+    ),
+    "the next row of both": (
+        [(3, v4("169.254.1.1"), "RoCE v2", "A"), (5, v4("10.80.0.9"), "RoCE v2", "A")],
+        [(3, v4("169.254.7.7"), "RoCE v2", "B"), (5, v4("10.81.0.9"), "RoCE v2", "B")],
+        5,
+    ),
+    "a twin whose rows name no netdev": (
+        [(3, v4("10.80.0.9"), "RoCE v2", "A")],
+        [(3, v4("10.81.0.9"), "RoCE v2", "")],
+        3,
+    ),
+    "VLANs of both": (
+        [(2, v4("10.60.0.1"), "RoCE v2", "A"), (3, v4("10.80.0.9"), "RoCE v2", "A.40")],
+        [(2, v4("10.61.0.1"), "RoCE v2", "B"), (3, v4("10.81.0.9"), "RoCE v2", "B.40")],
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize(("one", "two", "expected"), TEST_TWIN_ROWS.values(), ids=TEST_TWIN_ROWS)
+@pytest.mark.parametrize("behind", [None, {"a:1": {"A"}, "b:1": {"B"}}], ids=["netdevs not known", "known"])
+def test_what_counts_for_a_common_index(
+    one: list[Row], two: list[Row], expected: int | None, behind: dict[str, set[str]] | None
+) -> None:
+    netdev = one[-1][3] if expected else "A"
+    try:
+        found = choose_index({"a:1": table(*one), "b:1": table(*two)}, IPv4Address("10.80.0.9"), netdev, behind)
+    except RoceError as exc:
+        assert "no usable GID index in common" in str(exc)
+        assert expected is None
+    else:
+        assert found == (expected, [])
+
+
+def test_a_vlan_is_known_by_what_is_behind_the_hca() -> None:
+    tables = {
+        "a:1": table((3, v4("10.80.0.9"), "RoCE v2", "A")),
+        "b:1": table((3, v4("10.99.0.1"), "RoCE v2", "storage"), (4, v4("10.81.0.9"), "RoCE v2", "B")),
+    }
+    assert choose_index(tables, IPv4Address("10.80.0.9"), "A")[0] == 3
+    with pytest.raises(RoceError, match=r"in common \(a:1 has 3; b:1 has 4\)"):
+        choose_index(tables, IPv4Address("10.80.0.9"), "A", {"a:1": {"A"}, "b:1": {"B"}})
+
+
+def test_a_fabric_of_addresses_that_ports_gave_themselves() -> None:
+    tables = {"a:1": usable({3: "169.254.1.1"}, "A"), "b:1": usable({3: "169.254.7.7"}, "B")}
+    assert choose_index(tables, IPv4Address("169.254.1.1"), "A") == (3, [])
+
+
 # id, tables, address, parts of the sentence
 TEST_NO_INDEX: list[tuple[str, dict[str, list[Gid]], str, list[str]]] = [
     (
@@ -565,6 +631,7 @@ TEST_NO_RESOLUTION: list[tuple[str, str | None, str]] = [
     ("10.79.0.1", None, r"No selected HCA port is ACTIVE \(rocep1s0f0:1\)"),
     ("10.77.0.1", "=rocep1s0f0", "No selected HCA port is ACTIVE"),
     ("10.77.0.1", "=roceP2p1s0f1", "No RoCE v2 GID for 10.77.0.1 on roceP2p1s0f1:1"),
+    ("10.77.0.1", "^roce,mlx", r"HCA selector '\^roce,mlx' excludes every HCA of this node: it has mlx4_0:1, mlx4_0:2"),
 ]
 
 
@@ -572,6 +639,53 @@ TEST_NO_RESOLUTION: list[tuple[str, str | None, str]] = [
 def test_resolve_refuses(spark: Sysfs, address: str, hca: str | None, message: str) -> None:
     with pytest.raises(RoceError, match=message):
         found(spark, address, hca)
+
+
+@pytest.mark.parametrize("owners", [["enp1s0f1np1.40"], ["enp1s0f1np1.40", "br0"]], ids=["VLAN", "two owners"])
+def test_an_hca_without_a_table_is_no_matter_for_others(spark: Sysfs, owners: list[str]) -> None:
+    (spark.infiniband / "zz" / "ports" / "1").mkdir(parents=True)
+    own = ip_output(**{name: ["10.40.0.1"] for name in owners})
+    answer = resolve(address="10.40.0.1", hca=None, interface=None, sysfs=spark, list_addresses=lambda: own)
+    assert (answer.index, answer.hca, answer.interface) == (10, "=rocep1s0f1", "enp1s0f1np1.40")
+    with pytest.raises(RoceError, match="zz:1 has no GID table"):
+        found(spark, "10.77.0.1", "=rocep1s0f1,zz")
+
+
+def test_a_bond_is_a_port_of_its_own(tmp_path: Path) -> None:
+    rows: dict[str, list[Row]] = {
+        "a:1": [(3, v4("10.77.0.1"), "RoCE v2", "eth1")],
+        "bond_0:1": [(3, v4("10.78.0.1"), "RoCE v2", "bond0")],
+    }
+    sysfs = Sysfs(str(make_sysfs(tmp_path, rows, devices={"eth1": ["a"], "eth2": ["bond_0"]})))
+    assert sysfs.behind(Port("bond_0", 1)) == {"eth2"}
+    (sysfs.net / "bond0" / "bonding").mkdir(parents=True)
+    (sysfs.net / "eth2" / "master").symlink_to(sysfs.net / "bond0")
+    assert sysfs.behind(Port("bond_0", 1)) == {"eth2", "bond0"}
+    answer = resolve(address=None, hca="=a,bond_0", interface="eth1", sysfs=sysfs, list_addresses=lambda: OWN_ADDRESSES)
+    assert answer.index == 3
+
+
+def test_nccl_does_not_get_a_twins_own_address(tmp_path: Path) -> None:
+    rows: dict[str, list[Row]] = {
+        "a:1": [(3, v4("10.77.0.1"), "RoCE v2", "eth1")],
+        "b:1": [(4, v4("169.254.7.7"), "RoCE v2", "eth2"), (5, v4("10.78.0.1"), "RoCE v2", "eth2")],
+    }
+    sysfs = Sysfs(str(make_sysfs(tmp_path, rows, devices={"eth1": ["a"], "eth2": ["b"]})))
+
+    def both() -> Any:
+        return resolve(
+            address=None,
+            hca="=a,b",
+            interface="eth1",
+            sysfs=sysfs,
+            list_addresses=lambda: OWN_ADDRESSES,
+            nccl_version="2.28.9",
+        )
+
+    assert (both().index, list(both().indexes.values())) == (None, [3, 5])
+    (sysfs.infiniband / "b" / "ports" / "1" / "gids" / "5").unlink()
+    with pytest.raises(RoceError, match=r"in common \(a:1 has 3; b:1 has none\)"):
+        both()
 
 
 def resolve_twins(tmp_path: Path, other: int, version: str | None) -> Any:

@@ -42,6 +42,7 @@ GIDS = [
     "fd00:0000:0000:0000:0000:ffff:0a4d:0001",  # ends as the right one does
     v4(OWN),
     v4("10.77.0.9"),
+    v4("169.254.7.7"),
 ]
 ROWS = st.dictionaries(
     st.integers(0, 127),
@@ -112,8 +113,14 @@ def test_never_a_wrong_index_of_two_hcas(one: list[Row], two: list[Row], version
     with TemporaryDirectory() as place:
         root = make_sysfs(Path(place), {"a:1": one, "b:1": two})
         found = resolve_in(root, "=a,b", version=version)
+    # A VLAN's rows lead nowhere from the port that has the fabric address.
     usable = [
-        {row[0] for row in rows if row[1] in (v4(OWN), v4("10.77.0.9")) and row[2] == "RoCE v2"} for rows in (one, two)
+        {
+            row[0]
+            for row in rows
+            if row[1] in (v4(OWN), v4("10.77.0.9")) and row[2] == "RoCE v2" and row[3] != f"{NETDEV}.40"
+        }
+        for rows in (one, two)
     ]
     own = {*right(one), *right(two)}
     if found is None:

@@ -7,13 +7,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible_collections.sparks.hy3.tests.unit.plugins.module_utils.roce_sysfs import make_sysfs, v4
+from ansible_collections.sparks.hy3.tests.unit.plugins.module_utils.roce_sysfs import Row, make_sysfs, v4
 from ansible_collections.sparks.hy3.tests.unit.plugins.modules.module_runner import run_module
+
+ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
 @pytest.fixture
 def sysfs(tmp_path: Path) -> str:
-    rows = [
+    rows: list[Row] = [
+        (0, ZERO, None, ""),
         (2, v4("127.0.0.1"), "RoCE v1", "lo"),
         (3, v4("127.0.0.1"), "RoCE v2", "lo"),
         (4, v4("127.0.0.9"), "?", "lo"),
@@ -45,6 +48,7 @@ def test_resolves(sysfs: str) -> None:
                 "netdev": "lo",
                 "index": 3,
                 "usable": [3],
+                "skipped": [0],
                 "table": [
                     {"index": 2, "gid": v4("127.0.0.1"), "type": "v1", "ndev": "lo"},
                     {"index": 3, "gid": v4("127.0.0.1"), "type": "v2", "ndev": "lo"},
@@ -68,3 +72,10 @@ def test_refuses(sysfs: str, arguments: dict[str, str], message: str) -> None:
     result = run_module("roce_gid", sysfs_root=sysfs, **arguments)
     assert result["failed"]
     assert result["msg"].startswith(message)
+    (hca,) = result["hcas"]
+    assert (hca["name"], hca["index"], hca["usable"], hca["skipped"]) == ("rocelo", None, [3], [0])
+
+
+def test_refuses_without_any_hca(tmp_path: Path) -> None:
+    result = run_module("roce_gid", sysfs_root=str(tmp_path), address="127.0.0.1")
+    assert (result["failed"], result["hcas"]) == (True, [])

@@ -29,7 +29,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._roce import (
     netdev_name,
     parse_address,
     parse_selector,
-    select_ports,
+    selected_ports,
     usable_ports,
 )
 
@@ -179,7 +179,8 @@ def read_node(
     reader = Reader(sysfs, links)
     try:
         wanted = None if address is None else str(parse_address(address))
-        selector = None if hca is None else parse_selector(hca)
+        if hca is not None:
+            parse_selector(hca)
         places = [(str(link["interface"]), str(parse_address(link["address"]))) for link in ring]
     except RoceError as exc:
         raise Hy3Error(str(exc)) from exc
@@ -198,8 +199,8 @@ def read_node(
     notes: list[str] = []
     selected: list[Port] = []
     try:
-        if ports and selector is not None:
-            selected = select_ports(selector, ports)
+        if ports and hca is not None:
+            selected = selected_ports(hca, ports)
         elif ports:
             behind = [port for name in carriers for port in sysfs.ports_of(name, ports)]
             selected = list(dict.fromkeys(behind))
@@ -269,6 +270,19 @@ def fabric_addresses(facts: Facts) -> list[tuple[Facts, str]]:
     ]
 
 
+def fabric_gids(hca: Facts, facts: Facts) -> list[Facts]:
+    """Return the GIDs of an HCA that may lead to a peer, as ``_roce.fabric_rows`` takes them."""
+    stacked = {netdev["name"] for netdev in facts["netdevs"] if netdev["parent"] is not None}
+    plain = facts["interface"] in {netdev["name"] for netdev in facts["netdevs"]} - stacked
+    local = facts["address"] is None or ipaddress.IPv4Address(facts["address"]).is_link_local
+    return [
+        gid
+        for gid in hca["gids"]
+        if (local or not ipaddress.IPv4Address(gid["address"]).is_link_local)
+        and not (plain and gid["netdev"] in stacked)
+    ]
+
+
 def way_to(peer: str, facts: Facts) -> tuple[str | None, str | None, int | None]:
     """Return interface, own address and MTU (bytes) for a peer: of the port in its subnet, or else the fabric's."""
     places = [
@@ -317,10 +331,12 @@ def _hca_problems(facts: Facts) -> list[str]:
             continue
         if hca["error"]:
             problems.append(f"{hca['error']}.")
-        elif not hca["gids"]:
+        elif not fabric_gids(hca, facts):
+            others = ", ".join(f"{gid['address']} of {gid['netdev'] or 'no netdev'}" for gid in hca["gids"])
             problems.append(
-                f"{label} is selected and has no RoCE v2 GID with an IPv4 address; give its netdev an address in a "
-                "subnet of its own, or select the other HCA alone."
+                f"{label} is selected and has no RoCE v2 GID with an IPv4 address"
+                f"{f' of the fabric (it has {others})' if others else ''}; give its netdev an address in a subnet of "
+                "its own, or select the other HCA alone."
             )
     return problems
 
@@ -363,6 +379,19 @@ def path_findings(path: PeerPath, facts: Facts) -> tuple[list[str], list[str]]:
     problem = route_problem(path.route, peer=path.address, interface=interface or "", address=address or "")
     if problem:
         return [problem], []
+    problems, warnings = _echo_findings(path, interface)
+    places = [
+        ipaddress.IPv4Interface(place) for netdev, place in fabric_addresses(facts) if netdev["name"] == interface
+    ]
+    if path.route.gateway and any(ipaddress.IPv4Address(path.address) in place.network for place in places):
+        warnings.append(
+            f"{path.address} is reached through the gateway {path.route.gateway}, though it is in the subnet of "
+            f"{interface}, so packets go through a third machine; take that route out (ip route show)."
+        )
+    return problems, warnings
+
+
+def _echo_findings(path: PeerPath, interface: str | None) -> tuple[list[str], list[str]]:
     if path.small is None:
         return [], [f"The path to {path.address} was not tried ({path.error}); run the check as root."]
     if not path.small:

@@ -19,10 +19,17 @@ from dataclasses import dataclass
 from ansible_collections.sparks.hy3.plugins.module_utils._fabric import (
     Facts,
     fabric_addresses,
+    fabric_gids,
     link_speed,
     used_netdevs,
 )
-from ansible_collections.sparks.hy3.plugins.module_utils._roce import Port, exact_selector
+from ansible_collections.sparks.hy3.plugins.module_utils._roce import (
+    Port,
+    RoceError,
+    exact_selector,
+    selected_ports,
+    usable_ports,
+)
 
 # Without these NCCL (2.30 or newer) opens a switchless ring's connections on ports that are cabled to another node.
 RING_ENVIRONMENT = {"NCCL_IB_SUBNET_AWARE_ROUTING": "1", "NCCL_IB_MERGE_NICS": "0", "NCCL_CROSS_NIC": "1"}
@@ -173,7 +180,7 @@ def find_duplicates(ends: Sequence[End]) -> list[str]:
 def gid_indexes(facts: Facts) -> list[set[int]]:
     """Return the usable GID indexes of each HCA port that carries traffic."""
     return [
-        {gid["index"] for gid in hca["gids"]}
+        {gid["index"] for gid in fabric_gids(hca, facts)}
         for hca in facts["hcas"]
         if f"{hca['name']}:{hca['port']}" in facts["selected"]
     ]
@@ -219,9 +226,15 @@ def judge(nodes: Mapping[str, Facts], environment: Mapping[str, str]) -> dict[st
         problems += said[0]
         warnings += said[1]
     problems += _apart(nodes, shape, links)
+    if shape.topology in ("pair", "switch"):
+        said = _rail_findings(nodes, ends, environment)
+        problems += said[0]
+        warnings += said[1]
     nccl, wanted, unset = _nccl(nodes, shape)
     if shape.topology == "ring":
         problems += _ring_problems(environment, wanted, unset)
+    else:
+        problems += _shared_values(nodes, environment, unset)
     return {
         "topology": shape.topology,
         "rails": list(shape.rails),
@@ -250,6 +263,100 @@ def _apart(nodes: Mapping[str, Facts], shape: Shape, links: Sequence[Link]) -> l
 def _places(facts: Facts) -> str:
     ports = [f"{place} on {netdev['name']}" for netdev, place in fabric_addresses(facts)]
     return ", ".join(ports) or "no fabric address"
+
+
+def _places_of(ends: Sequence[End]) -> str:
+    return ", ".join(f"{end.interface} with {end.place}" for end in ends)
+
+
+def _meet(one: Sequence[End], two: Sequence[End]) -> bool:
+    return any(a.meets(b) for a, b in itertools.product(one, two))
+
+
+def _used_by_hca(facts: Facts, ends: Sequence[End]) -> dict[str, list[End]]:
+    """The ports in use of one node by their selected HCA, as NCCL counts HCAs: in the order of the PCI bus."""
+    found = {}
+    for hca in {label.rpartition(":")[0] for label in facts["selected"]}:
+        pci = {netdev["name"]: netdev["pci"] or "" for netdev in facts["netdevs"] if hca in netdev["hcas"]}
+        if own := [end for end in ends if end.used and end.interface in pci]:
+            found[max(pci.values()).rjust(16), hca] = own
+    return {hca: found[pci, hca] for pci, hca in sorted(found)}
+
+
+def _rail_findings(
+    nodes: Mapping[str, Facts], ends: Sequence[End], environment: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Problems and warnings of HCAs that meet none of a peer's, or not the one that NCCL pairs them with."""
+    if str(environment.get("NCCL_IB_DISABLE")) == "1":
+        return [], []
+    used = {name: _used_by_hca(facts, [end for end in ends if end.node == name]) for name, facts in nodes.items()}
+    every = {name: [end for own in by_hca.values() for end in own] for name, by_hca in used.items()}
+    problems: list[str] = []
+    for name, by_hca in used.items():
+        # Nodes without any link in use are said to be apart.
+        peers = [peer for peer in nodes if _meet(every[name], every[peer])]
+        for hca, own in by_hca.items():
+            if lone := [peer for peer in peers if not _meet(own, every[peer])]:
+                theirs = "; ".join(f"{peer} has {_places_of(every[peer])}" for peer in lone)
+                problems.append(
+                    f"{hca} of {name} ({_places_of(own)}) is selected and shares no subnet with a selected HCA of "
+                    f"{', '.join(lone)} ({theirs}), so NCCL's connections from it time out; give both ends of its "
+                    "cable one subnet, or select the same rails on all nodes with hy3_hca."
+                )
+    if not problems and str(environment.get("NCCL_IB_SUBNET_AWARE_ROUTING")) != "1":
+        problems = [
+            sentence for a, b in itertools.combinations(nodes, 2) for sentence in _crossed(a, used[a], b, used[b])
+        ]
+    counts = {name: len(by_hca) for name, by_hca in used.items() if by_hca}
+    if len(set(counts.values())) < 2:
+        return problems, []
+    listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return problems, [
+        f"The nodes use unlike numbers of HCAs ({listed}), so NCCL has channels that share one; select as many on each "
+        "node with hy3_hca."
+    ]
+
+
+def _crossed(a: str, one: Mapping[str, list[End]], b: str, two: Mapping[str, list[End]]) -> list[str]:
+    """NCCL pairs the n-th HCA of one node with the n-th of the other, whatever their subnets are."""
+    wrong = [pair for pair in zip(one.items(), two.items(), strict=False) if not _meet(pair[0][1], pair[1][1])]
+    # With one HCA each they are apart, which is said.
+    if len(one) != len(two) or len(one) < 2 or not wrong:
+        return []
+    (hca, own), (other, places) = wrong[0]
+    return [
+        f"NCCL pairs {hca} of {a} ({_places_of(own)}) with {other} of {b} ({_places_of(places)}), for it goes by the "
+        "order of the HCAs, and they share no subnet, so its start times out; exchange the cables or the addresses of "
+        f"the ports of {b}."
+    ]
+
+
+def _shared_values(nodes: Mapping[str, Facts], environment: Mapping[str, str], unset: Sequence[str]) -> list[str]:
+    """What the environment of all nodes says and is wrong on one of them; values that belong to a node have no use."""
+    problems = [
+        f"{name}={environment[name]} is set on all nodes, and the HCAs of one have no GID index in common; take it out "
+        "of hy3_engine_env, so that NCCL chooses."
+        for name in unset
+        if name in environment
+    ]
+    index, hca = environment.get("NCCL_IB_GID_INDEX"), environment.get("NCCL_IB_HCA")
+    for node, facts in nodes.items():
+        own = own_gid(facts)
+        if not unset and index is not None and own is not None and str(index).strip() != str(own):
+            problems.append(
+                f"{node}: NCCL_IB_GID_INDEX={index} is set on all nodes, and {facts['address']} is at {own} here; take "
+                "it out of hy3_engine_env, for each start finds it."
+            )
+        ports = [Port(each["name"], each["port"], each["active"], each["link_layer"]) for each in facts["hcas"]]
+        try:
+            if hca is not None and ports:
+                usable_ports(selected_ports(str(hca), ports))
+        except RoceError as exc:
+            problems.append(
+                f"{node}: NCCL_IB_HCA={hca} is set on all nodes ({exc}); take it out of hy3_engine_env, and set "
+                "hy3_hca for the nodes that need it."
+            )
+    return problems
 
 
 def _ring_problems(environment: Mapping[str, str], wanted: Mapping[str, str], unset: Sequence[str]) -> list[str]:

@@ -186,6 +186,11 @@ def test_a_port_without_a_cable_is_left_out_beside_another(root: Path) -> None:
     assert node_findings(facts, []) == ([], ["rocep1s0f0:1 is not ACTIVE and is left out."])
 
 
+def test_a_selector_that_leaves_nothing(root: Path) -> None:
+    (problem,) = node_findings(read(root, address="10.77.0.1", hca="^roce"), [])[0]
+    assert problem.startswith("HCA selector '^roce' excludes every HCA of this node: it has roceP2p1s0f1:1, ")
+
+
 def test_an_infiniband_port(root: Path) -> None:
     (root / "devices" / "rocep1s0f1" / "ports" / "1" / "link_layer").write_text("InfiniBand\n")
     (problem,) = node_findings(read(root, address="10.77.0.1"), [])[0]
@@ -281,6 +286,35 @@ FINDINGS: dict[str, tuple[Facts, list[str], list[str]]] = {
         ],
         [],
     ),
+    "twin with an address that it gave itself": (
+        node(port(B, "10.77.0.1/24"), port(TWIN, "169.254.7.7/16"), selected=["rocep1s0f1", "roceP2p1s0f1"]),
+        [
+            "roceP2p1s0f1:1 is selected and has no RoCE v2 GID with an IPv4 address of the fabric (it has 169.254.7.7 "
+            "of enP2p1s0f1np1); give its netdev an address in a subnet of its own, or select the other HCA alone."
+        ],
+        [],
+    ),
+    "twin with an address on a VLAN alone": (
+        node(
+            port(B, "10.77.0.1/24"),
+            port(f"{TWIN}.40", "10.99.0.1/24", hca="roceP2p1s0f1", parent=TWIN),
+            selected=["rocep1s0f1", "roceP2p1s0f1"],
+        ),
+        [
+            "roceP2p1s0f1:1 is selected and has no RoCE v2 GID with an IPv4 address of the fabric (it has 10.99.0.1 of "
+            "enP2p1s0f1np1.40); give its netdev an address in a subnet of its own, or select the other HCA alone."
+        ],
+        [],
+    ),
+    "twins on VLANs": (
+        node(
+            port(f"{B}.40", "10.40.0.1/24", hca="rocep1s0f1", parent=B),
+            port(f"{TWIN}.40", "10.41.0.1/24", hca="roceP2p1s0f1", parent=TWIN),
+            selected=["rocep1s0f1", "roceP2p1s0f1"],
+        ),
+        [],
+        [],
+    ),
     "slow netdev": (
         node(port(B, "10.77.0.1/24", speed=100.0)),
         [],
@@ -337,6 +371,10 @@ PATHS: dict[str, tuple[PeerPath, tuple[str | None, str | None]]] = {
     "another network": (
         PeerPath(PEER, Route("wlP9s9", "192.168.1.20", "192.168.1.1"), 9000, False, None, ""),
         ("10.77.0.2 is reached through wlP9s9, not through the fabric interface enp1s0f1np1", None),
+    ),
+    "a gateway in its own subnet": (
+        PeerPath(PEER, Route(B, "10.77.0.1", "10.77.0.254"), 9000, True, True, ""),
+        (None, "10.77.0.2 is reached through the gateway 10.77.0.254, though it is in the subnet of enp1s0f1np1, "),
     ),
     "not allowed": (
         PeerPath(PEER, FABRIC, 9000, None, None, "Operation not permitted"),

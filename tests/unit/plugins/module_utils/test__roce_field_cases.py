@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.sparks.hy3.plugins.module_utils._fabric import find_twins, node_findings
+from ansible_collections.sparks.hy3.plugins.module_utils._path import Path as PeerPath
 from ansible_collections.sparks.hy3.plugins.module_utils._path import parse_route, route_problem
 from ansible_collections.sparks.hy3.plugins.module_utils._roce import (
     Gid,
@@ -29,6 +30,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._roce import (
     select_ports,
 )
 from ansible_collections.sparks.hy3.plugins.module_utils._topology import RING_ENVIRONMENT, judge
+from ansible_collections.sparks.hy3.plugins.modules.roce_gid import describe_port
 from ansible_collections.sparks.hy3.tests.unit.plugins.module_utils.fabric_facts import Facts, node, port
 from ansible_collections.sparks.hy3.tests.unit.plugins.module_utils.roce_sysfs import Row, make_sysfs, v4
 
@@ -76,14 +78,23 @@ def test_b01_each_node_has_its_own_index() -> None:
         {"head": node(port(B, "10.77.0.1/24", index=4)), "worker": node(port(B, "10.77.0.2/24", index=3))}, {}
     )
     assert "The GID index differs (head 4, worker 3)" in found["nccl"][1]
+    for index, wrong in (("4", "worker"), ("3", "head")):
+        (problem,) = judge(
+            {"head": node(port(B, "10.77.0.1/24", index=4)), "worker": node(port(B, "10.77.0.2/24", index=3))},
+            {"NCCL_IB_GID_INDEX": index},
+        )["problems"]
+        assert problem.startswith(f"{wrong}: NCCL_IB_GID_INDEX={index} is set on all nodes, and 10.77.0.")
 
 
 def test_b02_empty_slots_are_skipped() -> None:
+    """Those above the last row are no news: a table has 256."""
     empty: list[Row] = [(index, ZERO, None, "") for index in range(4)]
     rows: list[Row] = [(4, FE80, V1, "net1"), (5, FE80, V2, "net1")]
     rows += [(6, v4("10.77.4.12"), V1, "net1"), (7, v4("10.77.4.12"), V2, "net1")]
     assert [row.index for row in table(*empty, *rows)] == [4, 5, 6, 7]
     assert chosen("10.77.4.12", a=table(*empty, *rows)) == 7
+    found = describe_port(Port("a", 1), table(*empty, *rows), 7, [str(index) for index in range(16)])
+    assert found["skipped"] == [0, 1, 2, 3]
 
 
 def test_b04_texts_of_the_type() -> None:
@@ -131,6 +142,11 @@ def test_b08_link_local_only_when_asked_for(tmp_path: Path) -> None:
 
     assert found("169.254.18.7", None) == (3, True)
     assert found(None, B) == (5, False)
+
+
+def test_b08_a_twins_own_address_is_not_taken() -> None:
+    twin = rows_of({3: "169.254.7.7"})
+    assert "(a:1 has 3; b:1 has none)" in refusal("10.77.0.1", a=rows_of({3: "10.77.0.1"}), b=twin)
 
 
 def test_b10_two_hcas_intersect() -> None:
@@ -198,6 +214,17 @@ def test_b17_left_and_right_port(tmp_path: Path) -> None:
         resolve(address="10.77.0.2", hca="rocep1s0f0", interface=None, sysfs=worker, list_addresses=lambda: own)
 
 
+def test_b17_one_value_for_both() -> None:
+    nodes = {
+        "head": node(port(A, "10.77.0.1/24")),
+        "worker": node(port(B, "10.77.0.2/24"), port(A, None, active=False)),
+    }
+    (problem,) = judge(nodes, {"NCCL_IB_HCA": "rocep1s0f0"})["problems"]
+    assert problem.startswith(
+        "worker: NCCL_IB_HCA=rocep1s0f0 is set on all nodes (No selected HCA port is ACTIVE (rocep1s0f0:1)"
+    )
+
+
 BOTH = ["rocep1s0f1", "roceP2p1s0f1"]
 B19: dict[str, tuple[Facts, int, int]] = {
     "a": (node(port(B, "10.77.0.1/24"), port(TWIN, "10.77.0.11/24"), selected=BOTH), 1, 0),
@@ -212,6 +239,17 @@ def test_b19_twins_and_subnets(facts: Facts, problems: int, notes: int) -> None:
     found = node_findings(facts, [])
     assert (len(found[0]), len(found[1])) == (problems, notes)
     assert all("are in one subnet" in sentence for sentence in found[0] + found[1])
+
+
+def test_b19_rails_that_do_not_meet() -> None:
+    nodes = {
+        "n1": node(port(B, "10.77.0.1/24"), port(TWIN, "10.78.0.1/24"), selected=BOTH),
+        "n2": node(port(B, "10.77.0.2/24"), port(TWIN, "10.79.0.1/24"), selected=BOTH),
+    }
+    assert [problem.partition(" (")[0] for problem in judge(nodes, {})["problems"]] == [
+        "roceP2p1s0f1 of n1",
+        "roceP2p1s0f1 of n2",
+    ]
 
 
 def test_b20_mtu_after_a_firmware_capsule() -> None:
@@ -261,6 +299,13 @@ B26: dict[str, bool] = {
 def test_b26_the_route_is_looked_up(text: str, right: bool) -> None:
     problem = route_problem(parse_route(text), peer="10.77.0.2", interface=B, address="10.77.0.1")
     assert (problem is None) is right
+
+
+def test_b26_a_gateway_inside_the_subnet() -> None:
+    route = parse_route("10.77.0.2 via 10.77.0.254 dev enp1s0f1np1 src 10.77.0.1")
+    path = PeerPath(address="10.77.0.2", route=route, bytes=9000, small=True, full=True, error="")
+    problems, (warning,) = node_findings(node(port(B, "10.77.0.1/24")), [path])
+    assert (problems, warning.partition(",")[0]) == ([], "10.77.0.2 is reached through the gateway 10.77.0.254")
 
 
 def test_every_case_is_here() -> None:

@@ -32,6 +32,14 @@ RAILS = pair(
     node(port(B, "10.77.0.1/24"), port(TWIN, "10.78.0.1/24"), selected=["rocep1s0f1", "roceP2p1s0f1"]),
     node(port(B, "10.77.0.2/24"), port(TWIN, "10.78.0.2/24"), selected=["rocep1s0f1", "roceP2p1s0f1"]),
 )
+
+
+def rails(number: int, one: str, two: str, **other: t.Any) -> Facts:
+    """A node with both HCAs of a cage, each in its subnet."""
+    ports = port(B, f"{one}.{number}/24", **other), port(TWIN, f"{two}.{number}/24", **other)
+    return node(*ports, selected=["rocep1s0f1", "roceP2p1s0f1"])
+
+
 SPARE_RAIL = pair(
     node(port(B, "10.77.0.1/24"), port(TWIN, "10.78.0.1/24")), node(port(B, "10.77.0.2/24"), port(TWIN, "10.78.0.2/24"))
 )
@@ -182,9 +190,121 @@ def test_two_rails() -> None:
     ]
 
 
+ONE_OF_TWO = node(port(B, "10.77.0.2/24"), port(TWIN, "10.78.0.2/24"))
+TWO_ON_A_SWITCH = {f"s{number}": rails(number, "10.77.0", "10.78.0") for number in range(1, 4)}
+AWARE = {"NCCL_IB_SUBNET_AWARE_ROUTING": "1"}
+SOCKETS = {"NCCL_IB_DISABLE": "1"}
+LONE = "shares no subnet with a selected HCA of"
+# nodes, environment, parts of each problem, warnings
+RAIL_FINDINGS: dict[str, tuple[dict[str, Facts], dict[str, str], list[list[str]], int]] = {
+    "both meet": (RAILS, {}, [], 0),
+    "on a switch": (TWO_ON_A_SWITCH, {}, [], 0),
+    "two apart": (
+        pair(RAILS["s1"], rails(2, "10.77.0", "10.79.0")),
+        {},
+        [
+            [
+                "roceP2p1s0f1 of s1 (enP2p1s0f1np1 with 10.78.0.1/24) is",
+                f"{LONE} s2",
+                "enP2p1s0f1np1 with 10.79.0.2/24",
+            ],
+            ["roceP2p1s0f1 of s2 (enP2p1s0f1np1 with 10.79.0.2/24) is", f"{LONE} s1"],
+        ],
+        0,
+    ),
+    "two on one node, one on the other": (
+        pair(RAILS["s1"], ONE_OF_TWO),
+        {},
+        [["roceP2p1s0f1 of s1", f"{LONE} s2 (s2 has enp1s0f1np1 with 10.77.0.2/24), "]],
+        1,
+    ),
+    "crossed cables": (
+        pair(RAILS["s1"], rails(2, "10.78.0", "10.77.0")),
+        {},
+        [
+            [
+                "NCCL pairs roceP2p1s0f1 of s1 (enP2p1s0f1np1 with 10.78.0.1/24) with roceP2p1s0f1 of s2 "
+                "(enP2p1s0f1np1 with 10.77.0.2/24), ",
+            ]
+        ],
+        0,
+    ),
+    "crossed cables, routing by subnet": (pair(RAILS["s1"], rails(2, "10.78.0", "10.77.0")), AWARE, [], 0),
+    "without RDMA": (pair(RAILS["s1"], rails(2, "10.77.0", "10.79.0")), SOCKETS, [], 0),
+    "a node of a switch without the second": (
+        {**TWO_ON_A_SWITCH, "s3": node(port(B, "10.77.0.3/24"))},
+        {},
+        [["roceP2p1s0f1 of s1", f"{LONE} s3 ("], ["roceP2p1s0f1 of s2", f"{LONE} s3 ("]],
+        1,
+    ),
+    "one HCA in two subnets": (
+        pair(RAILS["s1"], node(port(B, "10.77.0.2/24", addresses=["10.77.0.2/24", "10.78.0.2/24"]))),
+        {},
+        [],
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "environment", "problems", "warnings"), RAIL_FINDINGS.values(), ids=RAIL_FINDINGS)
+def test_selected_hcas_meet(
+    nodes: dict[str, Facts], environment: dict[str, str], problems: list[list[str]], warnings: int
+) -> None:
+    found = judge(nodes, environment)
+    assert (len(found["problems"]), len(found["warnings"])) == (len(problems), warnings)
+    for sentence, parts in zip(found["problems"], problems, strict=True):
+        assert [part for part in parts if part not in sentence] == []
+
+
+def test_the_order_is_that_of_the_pci_bus() -> None:
+    """Two cables on one node, a cage's twins on the other; the names sort otherwise than the bus."""
+    one = node(
+        port(A, "10.77.0.1/24", pci="0000:01:00.0"),
+        port(B, "10.78.0.1/24", pci="0000:01:00.1"),
+        selected=["rocep1s0f0", "rocep1s0f1"],
+    )
+    places = {B: ("10.77.0.2/24", "0000:01:00.1"), TWIN: ("10.78.0.2/24", "0002:01:00.1")}
+    two = node(
+        *(port(name, place, pci=pci) for name, (place, pci) in places.items()), selected=["roceP2p1s0f1", "rocep1s0f1"]
+    )
+    assert judge(pair(one, two), {})["problems"] == []
+
+
+UNLIKE = node(port(B, "10.77.0.1/24"), port(TWIN, "10.78.0.1/24", index=5), selected=["rocep1s0f1", "roceP2p1s0f1"])
+# nodes, what all of them are given, start of each problem
+SHARED: dict[str, tuple[dict[str, Facts], dict[str, str], list[str]]] = {
+    "right everywhere": (PAIR, {"NCCL_IB_GID_INDEX": "3", "NCCL_IB_HCA": "=rocep1s0f1"}, []),
+    "not for one index": (
+        pair(UNLIKE, RAILS["s2"]),
+        {"NCCL_IB_GID_INDEX": "5"},
+        ["NCCL_IB_GID_INDEX=5 is set on all nodes, and the HCAs of one have no GID index in common; "],
+    ),
+    "wrong on one": (
+        pair(node(port(B, "10.77.0.1/24", index=6)), PAIR["s2"]),
+        {"NCCL_IB_GID_INDEX": "3"},
+        ["s1: NCCL_IB_GID_INDEX=3 is set on all nodes, and 10.77.0.1 is at 6 here; "],
+    ),
+    "an HCA that one has not": (
+        pair(node(port(A, "10.77.0.1/24")), PAIR["s2"]),
+        {"NCCL_IB_HCA": "=rocep1s0f0"},
+        ["s2: NCCL_IB_HCA==rocep1s0f0 is set on all nodes (No HCA of this node matches rocep1s0f0: it has "],
+    ),
+    "garbage": (
+        pair(PAIR["s1"], node(port(B, "10.77.0.2/24", gids=[]))),
+        {"NCCL_IB_HCA": "a b", "NCCL_IB_GID_INDEX": "auto"},
+        ["s1: NCCL_IB_GID_INDEX=auto ", "s1: NCCL_IB_HCA=a b is ", "s2: NCCL_IB_HCA=a b is "],
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "environment", "starts"), SHARED.values(), ids=SHARED)
+def test_one_value_for_all_nodes(nodes: dict[str, Facts], environment: dict[str, str], starts: list[str]) -> None:
+    found = judge(nodes, environment)["problems"]
+    assert [problem[: len(start)] for problem, start in zip(found, starts, strict=True)] == starts
+
+
 def test_two_rails_without_a_common_index() -> None:
-    unlike = node(port(B, "10.77.0.1/24"), port(TWIN, "10.78.0.1/24", index=5), selected=["rocep1s0f1", "roceP2p1s0f1"])
-    found = judge(pair(unlike, RAILS["s2"]), {})
+    found = judge(pair(UNLIKE, RAILS["s2"]), {})
     assert (found["problems"], found["unset"]) == ([], ["NCCL_IB_GID_INDEX"])
     assert "so NCCL has to choose one for each (2.21 or newer does)" in found["nccl"][-1]
 

@@ -199,8 +199,10 @@ def selected_ports(text: str, ports: Sequence[Port]) -> list[Port]:
     """Return the ports that an ``NCCL_IB_HCA`` value means, at least one."""
     chosen = select_ports(parse_selector(text), ports)
     if not chosen:
-        labels = _listed(port.label for port in ports)
-        raise RoceError(f"HCA selector {text!r} excludes every HCA of this node: it has {labels}, so leave one in")
+        raise RoceError(
+            f"HCA selector {text!r} excludes every HCA of this node: it has {_listed(port.label for port in ports)}, "
+            "so correct hy3_hca or leave it out"
+        )
     return chosen
 
 

@@ -259,7 +259,7 @@ def _caps_problem(limits: Mapping[str, int], *, reserve: int, mem_total: int) ->
     total = sum(limits.values()) + reserve
     return (
         f"The caps ({named}) and the reserve of {format_gib(reserve)} add up to {format_gib(total)}, more than the "
-        f"{format_gib(mem_total)} of this node: lower the caps by {format_gib(total - mem_total)} in all"
+        f"{format_gib(mem_total)} of this node: lower the caps by {format_gib(total - mem_total)} in all, in hy3_memory"
     )
 
 

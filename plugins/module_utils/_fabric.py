@@ -23,6 +23,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._path import Path as PeerPath
 from ansible_collections.sparks.hy3.plugins.module_utils._path import route_problem
 from ansible_collections.sparks.hy3.plugins.module_utils._roce import (
+    ADDRESS_VARIABLE,
     Port,
     RoceError,
     Sysfs,
@@ -230,19 +231,23 @@ def find_interface(address: str | None, interface: str | None, links: Sequence[F
     if interface is not None and interface not in names:
         return None, [
             f"This node has no interface {interface!r} (it has {', '.join(names) or 'none'}), on which NCCL and Gloo "
-            "stop at the start; correct the interface or leave it out."
+            "stop at the start; correct hy3_fabric_interface or leave it out."
         ]
     if address is not None and not owners:
         others = ", ".join(f"{place} on {name}" for name, place in owned) or "no address"
-        return interface, [f"No interface owns {address} (there is {others}); correct the address or configure it."]
+        return interface, [
+            f"No interface owns {address} (there is {others}); correct {ADDRESS_VARIABLE} or configure it."
+        ]
     if address is not None and interface is not None and interface not in owners:
         return interface, [
-            f"{address} is on {', '.join(owners)}, not on {interface}; correct the interface or leave it out."
+            f"{address} is on {', '.join(owners)}, not on {interface}; correct hy3_fabric_interface or leave it out."
         ]
     if interface is not None:
         return interface, []
     if len(owners) > 1:
-        return None, [f"{address} is on {' and '.join(owners)}; name the interface to use, or take one address off."]
+        return None, [
+            f"{address} is on {' and '.join(owners)}; name one in hy3_fabric_interface, or take one address off."
+        ]
     return (owners[0] if owners else None), []
 
 
@@ -336,7 +341,7 @@ def _hca_problems(facts: Facts) -> list[str]:
             problems.append(
                 f"{label} is selected and has no RoCE v2 GID with an IPv4 address"
                 f"{f' of the fabric (it has {others})' if others else ''}; give its netdev an address in a subnet of "
-                "its own, or select the other HCA alone."
+                "its own, or select the other HCA alone with hy3_hca."
             )
     return problems
 

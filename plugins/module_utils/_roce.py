@@ -33,6 +33,8 @@ GID_TYPES = {"IB/RoCE v1": "v1", "RoCE v1": "v1", "RoCE v2": "v2"}
 EMPTY_SLOT_ERRNOS = frozenset({errno.EINVAL, errno.ENOENT, errno.ENODATA})
 # The first NCCL that finds the GID of each HCA by itself when NCCL_IB_GID_INDEX is not set (its release notes).
 NCCL_CHOOSES_GID = (2, 21)
+# Which variable of a user gives the address.
+ADDRESS_VARIABLE = "hy3_fabric_address (in a ring hy3_host_address)"
 
 
 class RoceError(Exception):
@@ -150,7 +152,9 @@ def parse_table(rows: Iterable[Mapping[str, t.Any]]) -> list[Gid]:
         try:
             gid = ipaddress.IPv6Address(row["gid"].strip())
         except ValueError as exc:
-            raise RoceError(f"GID {index} reads {row['gid']!r}, which is no IPv6 address: check sysfs_root") from exc
+            raise RoceError(
+                f"GID {index} reads {row['gid']!r}, which is no IPv6 address: check hy3_sysfs_root"
+            ) from exc
         if int(gid):
             ndev = (row.get("ndev") or "").strip()
             # Garbage is nobody's name, but not the absence of one, which would be trusted.
@@ -164,7 +168,8 @@ def parse_address(text: str) -> ipaddress.IPv4Address:
         return ipaddress.IPv4Address(text.strip())
     except ValueError as exc:
         raise RoceError(
-            f"The fabric address {text!r} is no IPv4 address: give one without a prefix length, such as 192.168.100.1"
+            f"The fabric address {text!r} is no IPv4 address: set {ADDRESS_VARIABLE} to one without a prefix length, "
+            "such as 192.168.100.1"
         ) from exc
 
 
@@ -178,7 +183,7 @@ def parse_selector(text: str) -> Selector:
         match = re.fullmatch(r"([\w.-]+)(?::([0-9]{1,9}))?", entry.strip(), re.ASCII)
         if match is None:
             raise RoceError(
-                f"HCA selector {text!r} has the entry {entry!r}: write [^][=]NAME[:PORT][,...], as NCCL reads it"
+                f"HCA selector {text!r} has the entry {entry!r}: write hy3_hca as [^][=]NAME[:PORT][,...], as NCCL does"
             )
         entries.append((match[1], int(match[2], 10) if match[2] else None))
     return Selector(exclude, exact, tuple(entries))
@@ -189,7 +194,10 @@ def select_ports(selector: Selector, ports: Sequence[Port]) -> list[Port]:
     for entry in selector.entries:
         if not selector.exclude and not any(selector.matches(entry, port) for port in ports):
             wanted = entry[0] if entry[1] is None else f"{entry[0]}:{entry[1]}"
-            raise RoceError(f"No HCA of this node matches {wanted}: it has {_listed(port.label for port in ports)}")
+            raise RoceError(
+                f"No HCA of this node matches {wanted}: it has {_listed(port.label for port in ports)}, so correct "
+                "hy3_hca or leave it out"
+            )
     return [
         port for port in ports if any(selector.matches(entry, port) for entry in selector.entries) != selector.exclude
     ]
@@ -290,18 +298,18 @@ def choose_index(
         ]
         raise RoceError(
             f"No RoCE v2 GID for {address} on {_listed(tables)}: usable are {_listed(candidates)}, "
-            "so check the address and the HCA"
+            "so correct hy3_fabric_address or hy3_hca"
         )
     netdevs = sorted({row.ndev for row in own if row.ndev})
     if len(netdevs) > 1:
-        raise RoceError(f"{address} has RoCE v2 GIDs of {_listed(netdevs)}: name the interface to use")
+        raise RoceError(f"{address} has RoCE v2 GIDs of {_listed(netdevs)}: name one of them in hy3_fabric_interface")
     usable = fabric_rows(tables, address, interface, behind or {})
     common = set.intersection(*({row.index for row in rows} for rows in usable.values()))
     if not common:
         sets = "; ".join(f"{label} has {_listed(row.index for row in rows)}" for label, rows in usable.items())
         message = (
             f"The HCAs have no usable GID index in common ({sets}), and NCCL takes one for all: "
-            "give each an IPv4 address or select fewer"
+            "give each an IPv4 address or select fewer with hy3_hca"
         )
         raise NoCommonIndexError(message, sets) if all(usable.values()) else RoceError(message)
     fitting = sorted({row.index for row in own} & common)
@@ -389,11 +397,11 @@ def choose_address(addresses: str, interface: str) -> ipaddress.IPv4Address:
     if not found:
         raise RoceError(
             f"This node has no interface {interface!r} with an IPv4 address: it has "
-            f"{_listed(f'{local} on {name}' for name, local in owned)}, so correct the interface or configure it"
+            f"{_listed(f'{local} on {name}' for name, local in owned)}, so correct hy3_fabric_interface or configure it"
         )
     fixed = [address for address in found if not address.is_link_local] or found
     if len(fixed) > 1:
-        raise RoceError(f"{interface} owns {_listed(fixed)}: name the address to use")
+        raise RoceError(f"{interface} owns {_listed(fixed)}: set hy3_fabric_address to one of them")
     return fixed[0]
 
 
@@ -419,16 +427,16 @@ def choose_interface(
     if not owners:
         raise RoceError(
             f"No interface of this node owns {address}: it has "
-            f"{_listed(f'{local} on {name}' for name, local in owned)}, so correct the address or configure it"
+            f"{_listed(f'{local} on {name}' for name, local in owned)}, so correct {ADDRESS_VARIABLE} or configure it"
         )
     if wanted is None:
         fitting = owners if len(owners) == 1 else [name for name in owners if has_gid(name)]
         if len(fitting) != 1:
-            raise RoceError(f"{address} is owned by {_listed(owners)}: name the interface to use")
+            raise RoceError(f"{address} is owned by {_listed(owners)}: name one of them in hy3_fabric_interface")
         return fitting[0]
     if wanted not in owners:
         raise RoceError(
-            f"{address} is owned by {_listed(owners)}, not by {wanted}: correct the interface or leave it out"
+            f"{address} is owned by {_listed(owners)}, not by {wanted}: correct hy3_fabric_interface or leave it out"
         )
     return wanted
 
@@ -482,7 +490,7 @@ class Sysfs:
                 layer = link_layer(_read(path / "link_layer"))
                 found.append(Port(path.parent.parent.name, int(path.name), is_active(_read(path / "state")), layer))
         if not found:
-            raise RoceError(f"{self.infiniband} has no HCA: load the RDMA driver (mlx5_ib) or correct sysfs_root")
+            raise RoceError(f"{self.infiniband} has no HCA: load the RDMA driver (mlx5_ib) or correct hy3_sysfs_root")
         return sorted(found)
 
     def slots(self, port: Port) -> list[str]:
@@ -490,7 +498,7 @@ class Sysfs:
         try:
             return os.listdir(self.infiniband / port.name / "ports" / str(port.number) / "gids")
         except OSError as exc:
-            raise RoceError(f"{port.label} has no GID table ({exc.strerror}): is it a RoCE port?") from exc
+            raise RoceError(f"{port.label} has no GID table ({exc.strerror}): name a RoCE port in hy3_hca") from exc
 
     def table(self, port: Port) -> list[Gid]:
         """Return the filled rows of a port's GID table."""
@@ -533,8 +541,13 @@ class Sysfs:
         if with_row or found:
             return with_row or found
         if (self.net / interface / "device").exists():
-            raise RoceError(f"No RDMA device behind {interface}: choose the address of a RoCE port or name the HCA")
-        raise RoceError(f"{interface} has no parent device and no GID row: use a member port or name the HCA")
+            raise RoceError(
+                f"No RDMA device behind {interface}: set {ADDRESS_VARIABLE} to that of a RoCE port, or name its HCA in "
+                "hy3_hca"
+            )
+        raise RoceError(
+            f"{interface} has no parent device and no GID row: use a member port, or name its HCA in hy3_hca"
+        )
 
 
 def usable_ports(selected: Sequence[Port]) -> tuple[list[Port], list[str]]:
@@ -544,13 +557,13 @@ def usable_ports(selected: Sequence[Port]) -> tuple[list[Port], list[str]]:
         layers = _listed(f"{port.label}: {port.link_layer}" for port in selected)
         raise RoceError(
             f"No selected HCA port has the link layer Ethernet ({layers}), which RoCE needs: "
-            "select another or set its LINK_TYPE to ETH with mlxconfig"
+            "select another with hy3_hca or set its LINK_TYPE to ETH with mlxconfig"
         )
     active = [port for port in ethernet if port.active]
     if not active:
         raise RoceError(
             f"No selected HCA port is ACTIVE ({_listed(port.label for port in ethernet)}): "
-            "check the cable and the selector on this node"
+            "check the cable and, if it is set, hy3_hca"
         )
     warnings = [
         f"{port.label} has the link layer {port.link_layer} and is left out"

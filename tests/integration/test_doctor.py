@@ -54,7 +54,7 @@ def test_a_healthy_cluster(served: None) -> None:
 
 # Host, rule, and what the sentence must have: the value found and the way out.
 FAULTS = {
-    "GID gone": ("spark-2", "roce", ("No RoCE v2 GID for 198.18.20.2", "check the address")),
+    "GID gone": ("spark-2", "roce", ("No RoCE v2 GID for 198.18.20.2", "correct hy3_fabric_address")),
     "MTU on one port": ("all", "fabric", ("MTU 1500", "9000", "set one value on both")),
     "caps above the box": ("spark-2", "memory", ("900.00 GiB", "lower the caps by")),
     "locked memory": ("spark-1", "memlock-limited", ("bytes", "LimitMEMLOCK")),

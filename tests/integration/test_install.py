@@ -3,20 +3,21 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The collection as a stranger has it: built, installed from the tarball, used from a directory with an inventory.
 
-Only the last test needs a lab; `-k "not serving_lab"` leaves it out.
+Only the last test needs a lab (`make lab-up`), whose cluster it stops; `-k "not a_strangers_cluster"` leaves it out.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
-from ansible_collections.sparks.hy3.tests.integration.lab import ROOT, changed_nothing, play, run
+from ansible_collections.sparks.hy3.tests.integration.lab import NODES, ROOT, changed_nothing, on, play, run
 
 # What a checkout has and an installed collection does not.
 LEFT_OUT = (".ci/", ".collections/", "molecule/", "galaxy.yml")
@@ -44,7 +45,13 @@ class Stranger:
 
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, cwd=self.directory, env=self.environment, capture_output=True, text=True, check=False
+            command,
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     def take(self, inventory: str) -> None:
@@ -53,6 +60,12 @@ class Stranger:
 
     def play(self, playbook: str, *options: str) -> subprocess.CompletedProcess[str]:
         return self.run("ansible-playbook", f"sparks.hy3.{playbook}", "-i", "sparks", *options)
+
+    def played(self, playbook: str) -> str:
+        """Output of a playbook, which must succeed."""
+        done = self.play(playbook)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+        return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +125,30 @@ def test_nodes_that_are_not_there(stranger: Stranger) -> None:
     assert report["failures"][0]["msg"].startswith("spark-1 cannot be reached over SSH")
 
 
-def test_serving_lab_is_left_alone(stranger: Stranger) -> None:
-    play("serve-hy3")
+def test_a_strangers_cluster(stranger: Stranger) -> None:
+    """What is installed serves the lab from nothing but an inventory, then changes nothing, and stops it."""
+    play("stop-hy3")
     stranger.take("lab")
-    # The inventory's directory has another name here, and it is the same cluster.
-    done = stranger.play("serve_hy3", "-e", "hy3_cluster=lab")
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-    assert changed_nothing(done.stdout)
-    assert "Paris." in done.stdout
+    try:
+        first = stranger.played("serve_hy3")
+        assert re.search(r"changed=[1-9]", first)
+        assert "-> Paris." in first
+        (path,) = stranger.directory.glob("reports/sparks/*-serve.json")
+        report = json.loads(path.read_text())
+        # The inventory's directory names the cluster.
+        assert (report["ok"], report["healthy"], report["cluster"]) == (True, True, "sparks")
+        assert {path.name for path in stranger.directory.iterdir()} == {"sparks", "reports"}
+        for node in NODES:
+            assert "of cluster sparks" in on(node, "systemctl show -p Description hy3-ray")
+
+        second = stranger.played("serve_hy3")
+        assert changed_nothing(second)
+        assert "-> Paris." in second
+    finally:
+        stopped = stranger.play("stop_hy3")
+    assert stopped.returncode == 0, stopped.stdout[-4000:] + stopped.stderr[-1000:]
+    # The lab's own plays find nothing of another cluster in their way.
+    for node in NODES:
+        assert on(node, "systemctl show --value -p ActiveState hy3-ray hy3-serve").split() == ["inactive", "inactive"]
+        assert "hy3_sparks" not in on(node, "nft list tables")
+        on(node, "rm -f /etc/hy3/ray_token_sparks")

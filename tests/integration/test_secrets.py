@@ -13,11 +13,20 @@ import http.client
 import json
 import shlex
 import socket
+import subprocess
 import typing as t
 from pathlib import Path
 
 import pytest
-from ansible_collections.sparks.hy3.tests.integration.lab import NODES, changed_nothing, module, on, play
+from ansible_collections.sparks.hy3.tests.integration.lab import (
+    NODES,
+    ROOT,
+    changed_nothing,
+    command_of,
+    module,
+    on,
+    play,
+)
 
 KEY = "hy3-sentinel-key-0123456789abcdef"
 TOKEN = "hy3SentinelToken0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKL"
@@ -27,13 +36,15 @@ MANAGEMENT = {"spark-1": "198.18.10.1", "spark-2": "198.18.10.2"}
 FABRIC = {"spark-1": "198.18.20.1", "spark-2": "198.18.20.2"}
 PEER = {"spark-1": "spark-2", "spark-2": "spark-1"}
 NODE_MANAGER_PORT, API_PORT = 6380, 8000
+# The fewest requests: two to warm up and one that counts.
+BENCH = json.dumps({"hy3_bench_workloads": ["one_256"], "hy3_bench_runs": 1})
 
 
 class Served(t.NamedTuple):
-    """The variables of a cluster, what the plays that made it said, and where they cached facts and wrote reports."""
+    """The variables of a cluster, what each play on it said, and where they cached facts and wrote reports."""
 
     variables: tuple[str, str]
-    output: str
+    outputs: dict[str, str]
     facts: Path
     reports: Path
 
@@ -51,9 +62,18 @@ def private(path: Path, content: str) -> Path:
     return path
 
 
+def failed(playbook: str, *options: str) -> str:
+    """Output of a playbook, which must fail."""
+    done = subprocess.run(
+        command_of(playbook, *options), cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stdout[-4000:] + done.stderr[-1000:]
+    return done.stdout + done.stderr
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> t.Iterator[Served]:
-    """A cluster with our token and key, served and asked for its status with all that Ansible can say."""
+    """A cluster with our token and key, served in vain, served, and asked, with all that Ansible can say."""
     directory = tmp_path_factory.mktemp("secrets")
     facts, reports = directory / "facts", directory / "reports"
     settings = {
@@ -72,10 +92,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> t.Iterator[Served]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ANSIBLE_CACHE_PLUGIN", "jsonfile")
         patch.setenv("ANSIBLE_CACHE_PLUGIN_CONNECTION", str(facts))
-        output = "".join(play(name, *variables, "-vvvv", "--diff") for name in ("serve-hy3", "status-hy3"))
+        # With both secrets in use. The engine goes on starting, and the next play waits for it.
+        verbose = (*variables, "-vvvv", "--diff")
+        outputs = {"a start that fails": failed("serve-hy3", *verbose, "-e", "hy3_start_timeout=1")}
+        for name in ("serve-hy3", "status-hy3", "doctor-hy3", "bench-hy3"):
+            outputs[name] = play(name, *verbose, "-e", BENCH)
         # Our plays gather no facts, so that without this there would be no cache.
-        output += module("sparks", "setup", "gather_subset=all")
-    yield Served(variables, output, facts, reports)
+        outputs["setup"] = module("sparks", "setup", "gather_subset=all")
+    yield Served(variables, outputs, facts, reports)
     for node in NODES:
         on(node, "rm -f /etc/hy3/ray_token_lab")
     play("serve-hy3")
@@ -88,35 +112,76 @@ def hits(text: str) -> list[str]:
 # ---- Where the secrets are not
 
 
-def test_not_in_the_output(served: Served) -> None:
-    assert "-> Paris." in served.output
-    assert hits(served.output) == []
+# What each play must have said, or it has shown nothing.
+SAID = {
+    "a start that fails": "hy3-serve.service is not ready after",
+    "serve-hy3": "-> Paris.",
+    "status-hy3": "-> Paris.",
+    "doctor-hy3": "Faults: ",
+    "bench-hy3": "-bench.html",
+    "setup": "ansible_env",
+}
+
+
+@pytest.mark.parametrize(("name", "said"), SAID.items(), ids=SAID)
+def test_not_in_the_output(served: Served, name: str, said: str) -> None:
+    assert said in served.outputs[name]
+    assert name == "setup" or "SSH: EXEC" in served.outputs[name]
+    assert hits(served.outputs[name]) == []
 
 
 def test_not_in_reports_and_fact_caches(served: Served) -> None:
-    for directory in (served.facts, served.reports):
-        files = [file for file in directory.rglob("*") if file.is_file()]
-        assert files
-        assert [file for file in files if hits(file.read_text(errors="replace"))] == []
+    reports = sorted((file.stem.rpartition("-")[2], file.suffix) for file in served.reports.glob("lab/*"))
+    kinds = [("bench", ".html"), *((kind, ".json") for kind in ("bench", "doctor", "serve", "serve", "status"))]
+    assert reports == kinds
+    serves = sorted(served.reports.glob("lab/*-serve.json"))
+    assert [json.loads(file.read_text())["ok"] for file in serves] == [False, True]
+    for directory, has in ((served.facts, "_hostname"), (served.reports, "hy3-tiny")):
+        texts = {file: file.read_text(errors="replace") for file in directory.rglob("*") if file.is_file()}
+        assert [file for file, text in texts.items() if has in text]
+        assert [file for file, text in texts.items() if hits(text)] == []
 
 
-# Each prints what a user of the node, or a collector of logs, could see.
+class View(t.NamedTuple):
+    """What a user of the node, or a collector of logs, could see, and what it must show lest it show nothing."""
+
+    command: str
+    has: tuple[str, ...]
+    on_head: tuple[str, ...] = ()
+
+
+# Parts of the secrets: sudo logs these commands.
+PARTS = " ".join(f"-e {secret[4:20]}" for secret in SECRETS)
 VIEWS = {
-    "journal": "journalctl --all --output=export --no-pager",
-    "arguments": "cat /proc/[0-9]*/cmdline 2>/dev/null",
-    "units": "systemctl show hy3-ray hy3-serve hy3-firewall; systemctl cat hy3-ray hy3-serve hy3-firewall",
-    "another user": (
-        "cd /; runuser -u nobody -- grep -rsa . "
-        "/etc/hy3 /usr/local/lib/hy3 /var/lib/hy3 /run/hy3-ray /run/hy3-serve /proc/[0-9]*/environ"
+    "journal": View(
+        "journalctl --all --output=export --no-pager", ("UNIT=hy3-ray.service",), ("UNIT=hy3-serve.service",)
     ),
-    "what Ray leaves in files": "grep -rsahF -e SentinelToken -e sentinel-key /var/lib/hy3/ray /tmp /var/log",
+    "arguments": View("cat /proc/[0-9]*/cmdline 2>/dev/null", ("/raylet/raylet",), ("--port", "/bin/vllmserve")),
+    "units": View(
+        "systemctl show hy3-ray hy3-serve hy3-firewall; systemctl cat hy3-ray hy3-serve hy3-firewall",
+        ("Id=hy3-ray.service", "# /etc/systemd/system/hy3-ray.service", "RAY_AUTH_TOKEN_PATH=/etc/hy3/ray_token_lab"),
+        ("# /etc/systemd/system/hy3-serve.service",),
+    ),
+    # A program that everybody may read; what the user itself runs.
+    "another user": View(
+        "cd /; runuser -u nobody -- sh -c 'grep -rsa . "
+        "/etc/hy3 /usr/local/lib/hy3 /var/lib/hy3 /run/hy3-ray /run/hy3-serve /proc/self/environ /proc/[0-9]*/environ'",
+        ("/usr/local/lib/hy3/roce.py:", "/proc/self/environ:"),
+    ),
+    "what Ray leaves in files": View(
+        f"find /var/lib/hy3/ray -type f; grep -rsahF -e main.cc {PARTS} /var/lib/hy3/ray /tmp /var/log",
+        ("/logs/raylet.", "main.cc:"),
+    ),
 }
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 @pytest.mark.parametrize("node", NODES)
-def test_not_in_a_view_of_a_node(served: Served, node: str, view: str) -> None:
-    assert hits(on(node, f"{{ {view}; }} | tr -cd '[:print:]\\n'")) == []
+def test_not_in_a_view_of_a_node(served: Served, node: str, view: View) -> None:
+    seen = on(node, f"{{ {view.command}; }} | tr -cd '[:print:]\\n'")
+    wanted = view.has + (view.on_head if node == "spark-1" else ())
+    assert [text for text in wanted if text not in seen] == []
+    assert hits(seen) == []
 
 
 @pytest.mark.parametrize(("node", "count"), [("spark-1", 2), ("spark-2", 1)])

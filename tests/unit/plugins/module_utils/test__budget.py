@@ -59,7 +59,7 @@ TEST_CAPS: list[tuple[str, int, list[Cap], float, list[str]]] = [
         -0.31,
         [
             "The caps (raylet 110.00 GiB + driver 8.00 GiB) and the reserve of 4.00 GiB add up to 122.00 GiB, "
-            "more than the 121.69 GiB of this node: lower the caps by 0.31 GiB in all"
+            "more than the 121.69 GiB of this node: lower the caps by 0.31 GiB in all, in hy3_memory"
         ],
     ),
     (
@@ -69,7 +69,7 @@ TEST_CAPS: list[tuple[str, int, list[Cap], float, list[str]]] = [
         -0.33,
         [
             "The caps (raylet 110.00 GiB + driver 6.00 GiB) and the reserve of 4.00 GiB add up to 120.00 GiB, "
-            "more than the 119.67 GiB of this node: lower the caps by 0.33 GiB in all"
+            "more than the 119.67 GiB of this node: lower the caps by 0.33 GiB in all, in hy3_memory"
         ],
     ),
     ("exact fit", 116 * GIB, caps(raylet=104, driver=8), 0, []),

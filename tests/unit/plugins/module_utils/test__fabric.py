@@ -155,26 +155,26 @@ ASKED_IN_VAIN: dict[str, tuple[dict[str, str], str]] = {
     "interface that does not exist": (
         {"address": "10.77.0.1", "interface": "enp1s0f9"},
         "This node has no interface 'enp1s0f9' (it has lo, enP7s7, enp1s0f0np0, enp1s0f1np1, enp1s0f1np1.40, "
-        "enP2p1s0f1np1), on which NCCL and Gloo stop at the start; correct the interface or leave it out.",
+        "enP2p1s0f1np1), on which NCCL and Gloo stop at the start; correct hy3_fabric_interface or leave it out.",
     ),
     "HCA that does not exist": (
         {"address": "10.77.0.1", "hca": "=rocep1s0f9"},
-        "No HCA of this node matches rocep1s0f9: it has roceP2p1s0f1:1, rocep1s0f0:1, rocep1s0f1:1; NCCL would say "
-        "nothing and fall back to sockets.",
+        "No HCA of this node matches rocep1s0f9: it has roceP2p1s0f1:1, rocep1s0f0:1, rocep1s0f1:1, so correct hy3_hca "
+        "or leave it out; NCCL would say nothing and fall back to sockets.",
     ),
     "address that nobody has": ({"address": "10.0.0.1"}, "No interface owns 10.0.0.1 (there is 127.0.0.1 on lo, "),
     "address of another": (
         {"address": "10.78.0.1", "interface": B},
-        "10.78.0.1 is on enP2p1s0f1np1, not on enp1s0f1np1; correct the interface or leave it out.",
+        "10.78.0.1 is on enP2p1s0f1np1, not on enp1s0f1np1; correct hy3_fabric_interface or leave it out.",
     ),
     "no HCA behind it": (
         {"address": "192.168.1.5"},
-        "No RDMA device behind enP7s7: choose the address of a RoCE port or name the HCA; NCCL would say nothing and "
-        "fall back to sockets.",
+        "No RDMA device behind enP7s7: set hy3_fabric_address (in a ring hy3_host_address) to that of a RoCE port, or "
+        "name its HCA in hy3_hca; NCCL would say nothing and fall back to sockets.",
     ),
     "HCA without a cable": (
         {"address": "10.77.0.1", "hca": "=rocep1s0f0"},
-        "No selected HCA port is ACTIVE (rocep1s0f0:1): check the cable and the selector on this node; NCCL would say "
+        "No selected HCA port is ACTIVE (rocep1s0f0:1): check the cable and, if it is set, hy3_hca; NCCL would say "
         "nothing and fall back to sockets.",
     ),
 }
@@ -206,8 +206,8 @@ def test_asked_in_vain(root: Path, asked: dict[str, str], start: str) -> None:
 def test_a_node_without_hca(tmp_path: Path) -> None:
     problems, _notes = node_findings(read(tmp_path, address="10.77.0.1"), [])
     assert problems == [
-        f"{tmp_path}/class/infiniband has no HCA: load the RDMA driver (mlx5_ib) or correct sysfs_root; NCCL would use "
-        "sockets."
+        f"{tmp_path}/class/infiniband has no HCA: load the RDMA driver (mlx5_ib) or correct hy3_sysfs_root; NCCL would "
+        "use sockets."
     ]
 
 
@@ -282,7 +282,7 @@ FINDINGS: dict[str, tuple[Facts, list[str], list[str]]] = {
         node(port(B, "10.77.0.1/24"), port(TWIN, None), selected=["rocep1s0f1", "roceP2p1s0f1"]),
         [
             "roceP2p1s0f1:1 is selected and has no RoCE v2 GID with an IPv4 address; give its netdev an address in a "
-            "subnet of its own, or select the other HCA alone."
+            "subnet of its own, or select the other HCA alone with hy3_hca."
         ],
         [],
     ),
@@ -290,7 +290,7 @@ FINDINGS: dict[str, tuple[Facts, list[str], list[str]]] = {
         node(port(B, "10.77.0.1/24"), port(TWIN, "169.254.7.7/16"), selected=["rocep1s0f1", "roceP2p1s0f1"]),
         [
             "roceP2p1s0f1:1 is selected and has no RoCE v2 GID with an IPv4 address of the fabric (it has 169.254.7.7 "
-            "of enP2p1s0f1np1); give its netdev an address in a subnet of its own, or select the other HCA alone."
+            "of enP2p1s0f1np1); give its netdev an address in a subnet of its own, or select the other HCA alone with hy3_hca."
         ],
         [],
     ),
@@ -302,7 +302,7 @@ FINDINGS: dict[str, tuple[Facts, list[str], list[str]]] = {
         ),
         [
             "roceP2p1s0f1:1 is selected and has no RoCE v2 GID with an IPv4 address of the fabric (it has 10.99.0.1 of "
-            "enP2p1s0f1np1.40); give its netdev an address in a subnet of its own, or select the other HCA alone."
+            "enP2p1s0f1np1.40); give its netdev an address in a subnet of its own, or select the other HCA alone with hy3_hca."
         ],
         [],
     ),

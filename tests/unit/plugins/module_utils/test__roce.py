@@ -339,7 +339,7 @@ def test_choose_index_refuses(tables: dict[str, list[Gid]], address: str, parts:
 
 def test_rows_of_two_netdevs_need_a_name() -> None:
     rows = table((2, v4("10.40.0.1"), "RoCE v2", "eth1"), (6, v4("10.40.0.1"), "RoCE v2", "eth1.40"))
-    with pytest.raises(RoceError, match="10.40.0.1 has RoCE v2 GIDs of eth1, eth1.40: name the interface to use"):
+    with pytest.raises(RoceError, match="has RoCE v2 GIDs of eth1, eth1.40: name one of them in hy3_fabric_interface"):
         choose_index({"a:1": rows}, IPv4Address("10.40.0.1"), "")
 
 
@@ -443,7 +443,7 @@ def test_choose_interface(address: str, wanted: str | None, expected: str) -> No
 
 TEST_NO_INTERFACE: list[tuple[str, str | None, str, str]] = [
     ("10.9.9.9", None, TWO_OWNERS, "No interface of this node owns 10.9.9.9: it has 127.0.0.1 on lo, 192.168.7.9"),
-    ("10.77.0.1", None, TWO_OWNERS, "owned by eth0, eth1: name the interface"),
+    ("10.77.0.1", None, TWO_OWNERS, "owned by eth0, eth1: name one of them in hy3_fabric_interface"),
     ("10.78.0.1", "eth0", TWO_OWNERS, "owned by eth2, not by eth0"),
     ("10.78.0.1", None, "Usage: ip", "printed no list of links"),
     ("10.78.0.1", None, '["eth0"]', "printed no list of links"),
@@ -476,7 +476,7 @@ def test_garbage_is_not_the_absence_of_a_netdev() -> None:
 
 def test_a_gid_of_one_owner_decides() -> None:
     assert choose_interface(IPv4Address("10.77.0.1"), TWO_OWNERS, None, lambda name: name == "eth1") == "eth1"
-    with pytest.raises(RoceError, match="owned by eth0, eth1: name the interface"):
+    with pytest.raises(RoceError, match="owned by eth0, eth1: name one of them in hy3_fabric_interface"):
         choose_interface(IPv4Address("10.77.0.1"), TWO_OWNERS, None, lambda name: True)
 
 
@@ -490,7 +490,7 @@ def test_choose_address(interface: str, expected: str) -> None:
 
 
 TEST_NO_ADDRESS: list[tuple[str, str]] = [
-    ("eth0", "eth0 owns 192.168.7.9, 10.77.0.1: name the address to use"),
+    ("eth0", "eth0 owns 192.168.7.9, 10.77.0.1: set hy3_fabric_address to one of them"),
     ("eth9", "This node has no interface 'eth9' with an IPv4 address: it has 127.0.0.1 on lo, "),
 ]
 
@@ -818,7 +818,7 @@ def test_program_leaves_no_file_when_it_fails(program: Path, tmp_path: Path) -> 
     done = run_program(program, sysfs, "--address", "127.0.0.1", "--output", str(output))
     assert done.returncode == 1
     assert done.stderr == (
-        "No RoCE v2 GID for 127.0.0.1 on rocelo:1: usable are 6 (127.0.0.2), so check the address and the HCA\n"
+        "No RoCE v2 GID for 127.0.0.1 on rocelo:1: usable are 6 (127.0.0.2), so correct hy3_fabric_address or hy3_hca\n"
     )
     assert list(output.parent.iterdir()) == []
 

@@ -112,14 +112,14 @@ def test_a_link_that_is_not_there(tmp_path: Path) -> None:
     assert facts["selected"] == ["rocep1s0f0:1"]
     assert facts["problems"] == [
         "This node has no interface 'enp9s0' (it has enP7s7, enp1s0f0np0, enp1s0f1np1), on which NCCL and Gloo stop at "
-        "the start; correct the interface or leave it out."
+        "the start; correct hy3_fabric_interface or leave it out."
     ]
 
 
 def test_swapped_cables_are_seen_by_the_address(tmp_path: Path) -> None:
     facts = facts_of(tree(tmp_path), [LINKS[0], {"interface": "enp1s0f1np1", "address": LEFT}])
     assert facts["problems"] == [
-        f"{LEFT} is on enp1s0f0np0, not on enp1s0f1np1; correct the interface or leave it out."
+        f"{LEFT} is on enp1s0f0np0, not on enp1s0f1np1; correct hy3_fabric_interface or leave it out."
     ]
 
 

@@ -282,7 +282,8 @@ FINDINGS: dict[str, tuple[Facts, list[str], list[str]]] = {
         node(port(B, "10.77.0.1/24"), port(TWIN, None), selected=["rocep1s0f1", "roceP2p1s0f1"]),
         [
             "roceP2p1s0f1:1 is selected and has no RoCE v2 GID with an IPv4 address; give its netdev an address in a "
-            "subnet of its own, or select the other HCA alone with hy3_hca."
+            "subnet of its own, or select the other HCA alone "
+            "with hy3_hca."
         ],
         [],
     ),
@@ -290,7 +291,8 @@ FINDINGS: dict[str, tuple[Facts, list[str], list[str]]] = {
         node(port(B, "10.77.0.1/24"), port(TWIN, "169.254.7.7/16"), selected=["rocep1s0f1", "roceP2p1s0f1"]),
         [
             "roceP2p1s0f1:1 is selected and has no RoCE v2 GID with an IPv4 address of the fabric (it has 169.254.7.7 "
-            "of enP2p1s0f1np1); give its netdev an address in a subnet of its own, or select the other HCA alone with hy3_hca."
+            "of enP2p1s0f1np1); give its netdev an address in a subnet of its own, or select the other HCA alone "
+            "with hy3_hca."
         ],
         [],
     ),
@@ -302,7 +304,8 @@ FINDINGS: dict[str, tuple[Facts, list[str], list[str]]] = {
         ),
         [
             "roceP2p1s0f1:1 is selected and has no RoCE v2 GID with an IPv4 address of the fabric (it has 10.99.0.1 of "
-            "enP2p1s0f1np1.40); give its netdev an address in a subnet of its own, or select the other HCA alone with hy3_hca."
+            "enP2p1s0f1np1.40); give its netdev an address in a subnet of its own, or select the other HCA alone "
+            "with hy3_hca."
         ],
         [],
     ),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._rules import IDS
 from ansible_collections.sparks.hy3.tests.unit.roles.render import playbook_command, run_playbook
 
 PINS = ["vllm==0.24.0", "ray[default]==2.60", "torch==2.11.0"]
+WHEELS = [("vllm", "0.24.0"), ("vllm", "0.25.1"), ("ray", "2.60.0"), ("ray", "2.51.0"), ("torch", "2.11.0")]
 MISSING = "vllm==0.24.0, ray[default]==2.60, torch==2.11.0"
 
 
@@ -42,7 +44,7 @@ class Node:
         self.mark = self.venv / ".hy3-installing"
         wheels = root / "wheels"
         wheels.mkdir()
-        for name, version in (("vllm", "0.24.0"), ("vllm", "0.25.1"), ("ray", "2.60.0"), ("torch", "2.11.0")):
+        for name, version in WHEELS:
             wheel(wheels, name, version)
         # Whoever runs the test may become nobody else, and need not.
         (root / "bin").mkdir()
@@ -185,6 +187,37 @@ def test_a_version_that_does_not_exist(node: Node) -> None:
     assert "(ERROR: No matching distribution found for vllm==9.9.9); see that" in text
     assert changed(node.play(PINS))
     assert not node.mark.exists()
+
+
+# (id, packages, what is said of the venv that has only these)
+TEST_LACKING: list[tuple[str, list[str], str]] = [
+    (
+        "no ray",
+        ["vllm==0.24.0", "torch==2.11.0"],
+        "hy3_venv is {venv}, which on spark-1 has no ray; install vllm and ray there (hy3_engine_packages can), or "
+        "name the venv that has them.",
+    ),
+    (
+        "no vllm",
+        ["ray==2.60.0", "torch==2.11.0"],
+        "hy3_venv is {venv}, which on spark-1 has no vllm; install vllm and ray there (hy3_engine_packages can), or "
+        "name the venv that has them.",
+    ),
+    (
+        "a Ray without token authentication",
+        ["vllm==0.24.0", "ray==2.51.0", "torch==2.11.0"],
+        "spark-1 has ray 2.51.0, and without token authentication, which began with 2.52.0, whoever reaches Ray's "
+        "ports runs code as {user}; install ray 2.52.0 or newer in {venv}.",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("packages", "sentence"), [row[1:] for row in TEST_LACKING], ids=[row[0] for row in TEST_LACKING]
+)
+def test_a_venv_without_the_engine(node: Node, packages: list[str], sentence: str) -> None:
+    wanted = sentence.format(venv=node.venv, user=getpass.getuser())
+    assert wanted in said(node.play(packages))
 
 
 def test_a_venv_of_somebody_without_pip(node: Node) -> None:

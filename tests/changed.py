@@ -27,17 +27,19 @@ SHARED = ("tests/wheels/released.py", "tests/unit/plugins/modules/module_runner.
 PULL_NODES = "tests/unit/plugins/modules/pull_nodes.py"
 # What the virtual machine runs.
 NODE_SIDE = ("errors", "memory", "page_cache", "roce")
+# What sanity exports: each file can be found fault with, also a page. Not the link to itself, nor what a suite that
+# passes writes.
+TREE = [".", ":!.collections", f":!{RECORD}"]
 # Paths that git knows, by the suite whose outcome depends on them.
 INPUTS = {
-    "sanity": [
-        *(*COMMON, "plugins", "roles", "playbooks", "meta", "galaxy.yml", "changelogs"),
-        *("tests/official", "tests/unit"),
-    ],
+    "sanity": TREE,
     "test-vm": [*COMMON, *(f"plugins/module_utils/_{name}.py" for name in NODE_SIDE), "tests/vm"],
     "test-wheels": [*COMMON, "plugins/module_utils/_patch", "plugins/modules/engine_patch.py", "tests/wheels"],
     "test-sglang": [*COMMON, "plugins", "roles", "inventories", "tests/sglang", "tests/unit/roles", *SHARED],
 }
 INTEGRATION = "tests/integration"
+# Builds the collection, which galaxy.yml keeps two folders out of.
+INSTALL = f"{INTEGRATION}/test_install.py"
 OF_EACH_FILE = [*COMMON, "plugins", "roles", "playbooks", "inventories", *SHARED, PULL_NODES]
 
 
@@ -48,11 +50,15 @@ def git(root: Path, *arguments: str) -> str:
 
 
 def inputs(root: Path) -> dict[str, list[str]]:
-    """All suites. A file of tests/integration depends on the modules beside it, and on no other file of tests."""
+    """All suites. A file of tests/integration depends on the modules beside it, and on no other file of tests.
+
+    The one that builds the collection depends on what it builds.
+    """
     files = git(root, "ls-files", "--", f"{INTEGRATION}/*.py").split()
     tests = [name for name in files if Path(name).name.startswith("test_")]
     helpers = [name for name in files if name not in tests]
-    return INPUTS | {name: [*OF_EACH_FILE, *helpers, name] for name in tests}
+    own = {INSTALL: [*TREE, ":!.ci", ":!molecule"]}
+    return INPUTS | {name: own.get(name, [*OF_EACH_FILE, *helpers, name]) for name in tests}
 
 
 def digest(root: Path, suite: str) -> str:

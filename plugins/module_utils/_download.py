@@ -236,7 +236,7 @@ class Client:
     ) -> int:
         try:
             # run_command drops no user and keeps no pipe open.
-            child = subprocess.Popen(  # pylint: disable=ansible-bad-function
+            child = subprocess.Popen(  # pylint: disable=ansible-bad-function  # see above
                 [str(self.python), "-I", "-c", PROGRAM],
                 stdin=subprocess.PIPE,
                 stdout=out,

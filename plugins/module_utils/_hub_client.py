@@ -51,7 +51,7 @@ def list_files(request: Answer) -> Answer:
 
 def look(request: Answer) -> Answer:
     """See whether the hub would give the first of the named files: of a gated repository anybody may list them."""
-    import huggingface_hub as hub  # noqa: PLC0415
+    import huggingface_hub as hub  # noqa: PLC0415 - see list_files
 
     url = hub.hf_hub_url(request["repository"], request["names"][0], revision=request["revision"])
     hub.get_hf_file_metadata(url, token=request["token"] or False, timeout=request["timeout"])
@@ -60,7 +60,7 @@ def look(request: Answer) -> Answer:
 
 def fetch(request: Answer) -> Answer:
     """Fetch the named files of a commit into a directory."""
-    import huggingface_hub as hub  # noqa: PLC0415
+    import huggingface_hub as hub  # noqa: PLC0415 - see list_files
 
     hub.snapshot_download(
         request["repository"],

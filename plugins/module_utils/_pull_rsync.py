@@ -117,8 +117,8 @@ class Transfer:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RSYNC_")}
         environment |= {"RSYNC_PASSWORD": password, "LC_ALL": "C.UTF-8"}
         # Not pipes: nobody reads them before the end.
-        self._stdout: t.IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._stderr: t.IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._stdout: t.IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as rsync runs
+        self._stderr: t.IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as rsync runs
         with tempfile.TemporaryFile() as stdin:
             stdin.write(b"".join(os.fsencode(name) + b"\0" for name in names))
             stdin.seek(0)

@@ -123,6 +123,7 @@ def checks(programs: dict[str, Path]) -> Iterator[Check]:
     yield Check("antsibull-docs", path, ["antsibull-docs", *lint], TREE)
     yield Check("antsibull-changelog", path, ["antsibull-changelog", "lint"], TREE)
     site = WORK / "site"
+    # Lenient, or each link into another project's site is an error where that site cannot be reached.
     init = ["sphinx-init", "--use-current", "--squash-hierarchy", "--lenient", "--dest-dir", str(site), "sparks.hy3"]
     shutil.rmtree(site, ignore_errors=True)
     site.mkdir(mode=0o700)

@@ -8,11 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible_collections.sparks.hy3.tests.changed import INPUTS, RECORD, changed, git, main, record
+from ansible_collections.sparks.hy3.tests.changed import INPUTS, INSTALL, RECORD, changed, git, main, record
 
 KILL, TP3 = "tests/integration/test_kill.py", "tests/integration/test_tp3.py"
-FILES = [KILL, TP3]
+FILES = [INSTALL, KILL, TP3]
 ALL = [*INPUTS, *FILES]
+# What depends on each file that is built into the collection.
+BUILT = ["sanity", INSTALL]
 
 
 def write(root: Path, path: str, text: str) -> None:
@@ -53,13 +55,19 @@ def test_what_passed_is_not_run_again(root: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "suites"),
     [
-        ("README.md", []),
-        ("tests/official/run.py", ["sanity"]),
+        (".ci/run", ["sanity"]),
+        ("molecule/default/converge.yml", ["sanity"]),
+        *(
+            (path, BUILT)
+            for path in ("README.md", "docs/new.md", "galaxy.yml", "meta/runtime.yml", "tests/official/run.py")
+        ),
+        ("tests/vm/guest.py", ["sanity", "test-vm", INSTALL]),
+        ("inventories/new/hosts.yml", ["sanity", "test-sglang", *FILES]),
         ("roles/engine/tasks/main.yml", ["sanity", "test-sglang", *FILES]),
         ("roles/new/tasks/main.yml", ["sanity", "test-sglang", *FILES]),
-        (TP3, [TP3]),
-        ("tests/integration/lab.py", FILES),
-        ("tests/integration/test_new.py", ["tests/integration/test_new.py"]),
+        (TP3, [*BUILT, TP3]),
+        ("tests/integration/lab.py", ["sanity", *FILES]),
+        ("tests/integration/test_new.py", [*BUILT, "tests/integration/test_new.py"]),
         ("ansible.cfg", ALL),
     ],
 )
@@ -73,7 +81,7 @@ def test_a_changed_input(root: Path, path: str, suites: list[str]) -> None:
 def test_a_removed_input(root: Path) -> None:
     pass_all(root)
     git(root, "rm", "--quiet", "tests/official/run.py")
-    assert changed(root) == ["sanity"]
+    assert changed(root) == BUILT
 
 
 def test_uncommitted_changes_are_not_recorded(root: Path) -> None:

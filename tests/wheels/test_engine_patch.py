@@ -60,7 +60,7 @@ def test_life_of_a_release(release: Release, tmp_path: Path) -> None:
 
     # For people who build a fork: the reported difference makes the same files.
     (tmp_path / "p.diff").write_text(reported["unified_diff"], newline="")
-    subprocess.run(["git", "apply", "-p1", "p.diff"], cwd=tmp_path, check=True)  # noqa: S607
+    subprocess.run(["git", "apply", "-p1", "p.diff"], cwd=tmp_path, check=True)  # noqa: S607 - git of PATH
     assert content() == patched
     assert states(run(package, "present")) == {(patch, "upstream_fixed") for patch in patches}, "not made by us"
     for file, text in original.items():

@@ -84,6 +84,11 @@ def test_has_the_readme_that_galaxy_asks_for(role: str) -> None:
     assert f"docs/{role}.md" in (ROOT / "roles" / role / "README.md").read_text()
 
 
+@each_role
+def test_has_a_page_with_its_decisions(role: str) -> None:
+    assert "\n## Decisions\n" in (ROOT / "docs" / f"{role}.md").read_text()
+
+
 def asked_entry_points() -> set[tuple[str, str]]:
     """Role and file of tasks, for each place that asks for one by name."""
     files = [path for role in ROLES for path in files_of(role, "tasks")] + PLAYBOOKS
@@ -362,6 +367,47 @@ def test_header(path: Path) -> None:
     assert text.startswith(HEADER)
     if path.is_relative_to(ROOT / "plugins/module_utils"):
         assert text.removeprefix(HEADER).startswith(PRIVATE)
+
+
+# Written so that they do not find themselves.
+CODE = r"[\w:-]+(?:\[[\w-]+\])?"
+BARE = re.compile(
+    r"#\s*(?:(?:ruff:\s*)?no[q]a|type:\s*ignor[e]|pylint:\s*disabl[e]|yamllint\s+disabl[e]|nose[c])"
+    rf"(?:[-\w]*[:=]?\s*\[?{CODE}(?:,\s*{CODE})*\]?)?\s*$",
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "bare"),
+    [
+        ("x  # no" + "qa", True),
+        ("x  # no" + "qa: S603", True),
+        ("x  # no" + "qa: S603, S607", True),
+        ("x  # no" + "qa: S603 - the command is ours", False),
+        ("# ruff: no" + "qa: PLR0917", True),
+        ("# ruff: no" + "qa: PLR0917  SGLang's order", False),
+        ("x  # type: igno" + "re", True),
+        ("x  # type: igno" + "re[arg-type]", True),
+        ("x  # type: igno" + "re[arg-type]  # wrong on purpose", False),
+        ("x  # no" + "qa: S603 - ours  # type: igno" + "re[arg-type]", True),
+        ("# pylint: disa" + "ble=ansible-bad-function", True),
+        ("# pylint: disa" + "ble=ansible-bad-function  # runs without Ansible", False),
+        ("x: y  # no" + "qa: var-naming[read-only]", True),
+        ("x: y  # no" + "qa: var-naming[read-only]  # as in the role", False),
+        ("# yamllint disa" + "ble rule:line-length", True),
+    ],
+)
+def test_what_is_bare(line: str, bare: bool) -> None:
+    assert bool(BARE.search(line)) == bare
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in TRACKED if path.suffix in {".py", ".yml", ".toml", ".txt", ""}], ids=relative
+)
+def test_what_a_linter_may_not_say_has_its_reason_on_the_line(path: Path) -> None:
+    text = path.read_text()
+    assert [f"{relative(path)}: {match[0]}" for match in BARE.finditer(text)] == []
 
 
 def test_nothing_but_python_is_a_plugin() -> None:

@@ -120,7 +120,7 @@ class Boot:
             "ANSIBLE_HOME": str(self._directory / "home"),
             "ANSIBLE_NOCOLOR": "true",
         }
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(  # noqa: S603 - the command is ours
             [*command, "-m", "sparks.hy3.serve_wait", "-a", json.dumps(arguments)],
             env=environment,
             cwd=self._directory,

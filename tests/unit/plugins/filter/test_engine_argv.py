@@ -40,4 +40,4 @@ def test_engine_argv(options: dict[str, object], argv: list[str]) -> None:
 @pytest.mark.parametrize("options", [["--head"], "--head", None])
 def test_what_is_no_dictionary_is_refused(options: object) -> None:
     with pytest.raises(AnsibleFilterError, match="no dictionary of options; give one"):
-        engine_argv(options)  # type: ignore[arg-type]
+        engine_argv(options)  # type: ignore[arg-type]  # wrong on purpose

@@ -156,7 +156,7 @@ def test_b57_names_of_blobs(tmp_path: Path, name: str, target: str, algorithm: s
         directory = tmp_path / "Hy3"
         directory.symlink_to(snapshot)
     found = hub_reference(directory, name)
-    assert found == (Reference(algorithm, target.rpartition("/")[2]) if algorithm else None)  # type: ignore[arg-type]
+    assert found == (Reference(algorithm, target.rpartition("/")[2]) if algorithm else None)  # type: ignore[arg-type]  # a table's word
 
 
 def test_b57_blob_that_is_a_link_into_the_shared_store(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ TEST_FACTS: list[tuple[str, t.Any]] = [
 
 @pytest.mark.parametrize(("fact", "expected"), TEST_FACTS, ids=[row[0] for row in TEST_FACTS])
 def test_facts_of_a_whole_start(fact: str, expected: t.Any) -> None:
-    assert read_facts(clean_lines(ENGINE_0_24))[fact] == expected  # type: ignore[literal-required]
+    assert read_facts(clean_lines(ENGINE_0_24))[fact] == expected  # type: ignore[literal-required]  # a table's word
 
 
 # How far the recorded log had come after so many of its lines.

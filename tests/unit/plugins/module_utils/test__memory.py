@@ -114,7 +114,7 @@ Max open files            1024                 524288               files
 Max locked memory         8388608              8388608              bytes     
 Max nice priority         0                    0                    
 Max realtime timeout      unlimited            unlimited            us        
-"""  # noqa: W291
+"""  # noqa: W291 - as recorded
 
 
 def test_parse_limits() -> None:

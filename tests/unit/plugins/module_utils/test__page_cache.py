@@ -243,12 +243,12 @@ def test_a_tree_may_be_wide(folder: Path) -> None:
 def mixed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The tree of field case B47, as the working directory: the path of a socket must be short."""
     monkeypatch.chdir(folder)
-    folder.chmod(0o755)  # noqa: S103
+    folder.chmod(0o755)  # noqa: S103 - the modes of the case
     os.mkfifo("p")
     write(Path("x.safetensors"), 4096)
     write(Path("y.safetensors"), 4096)
     os.chmod("x.safetensors", 0)
-    os.chmod("y.safetensors", 0o666)  # noqa: S103
+    os.chmod("y.safetensors", 0o666)  # noqa: S103 - the modes of the case
     Path("closed").mkdir(0)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("s")

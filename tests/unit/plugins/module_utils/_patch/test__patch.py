@@ -158,7 +158,7 @@ def test_differences_are_exact_and_apply(package: Path, tmp_path: Path) -> None:
     assert diff["before_header"] == diff["after_header"] == str(package.parent / FILE)
     assert result["unified_diff"] == reported["unified_diff"]
     (package.parent / FILE).write_bytes(ORIGINAL)
-    subprocess.run(["git", "apply", "-p1", str(tmp_path / "p.diff")], cwd=package.parent, check=True)  # noqa: S607
+    subprocess.run(["git", "apply", "-p1", str(tmp_path / "p.diff")], cwd=package.parent, check=True)  # noqa: S607 - git of PATH
     assert content(package) == WITH_A
 
 
@@ -412,7 +412,7 @@ def test_killed_at_every_step(
 def test_killed_at_any_time(package: Path) -> None:
     seed = time.time_ns()
     print(f"seed {seed}")
-    chance = random.Random(seed)  # noqa: S311
+    chance = random.Random(seed)  # noqa: S311 - no secret
     before = listing(package)
 
     def back_and_forth() -> None:

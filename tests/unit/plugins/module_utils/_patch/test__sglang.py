@@ -226,7 +226,7 @@ class Config:
 
 def module(text: str, *patches: Patch) -> dict[str, Any]:
     space: dict[str, Any] = {"HYV3Model": Recorder, "HYV3DecoderLayer": Recorder}
-    exec(compile(build(text.encode(), list(patches)), "sglang.py", "exec"), space)  # noqa: S102
+    exec(compile(build(text.encode(), list(patches)), "sglang.py", "exec"), space)  # noqa: S102 - our own text
     return space
 
 

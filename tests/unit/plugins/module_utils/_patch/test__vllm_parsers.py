@@ -140,8 +140,8 @@ TEST_SUFFIX: list[tuple[str, str, dict[str, str], str]] = [
 )
 def test_tokens_after_the_patch(words: str, key: dict[str, str], suffix: str) -> None:
     space: dict[str, Any] = {"Base": Base}
-    exec(build(THINK.encode(), [REASONING]), space)  # noqa: S102
-    exec(build(CALLS.encode(), [TOOLS]), space)  # noqa: S102
+    exec(build(THINK.encode(), [REASONING]), space)  # noqa: S102 - our own text
+    exec(build(CALLS.encode(), [TOOLS]), space)  # noqa: S102 - our own text
     thinker = space["HYV3ReasoningParser"](Tokenizer(words, **key))
     assert (thinker.start_token, thinker.end_token) == (f"<think{suffix}>", f"</think{suffix}>")
     caller = space["HYV3ToolParser"](Tokenizer(words, **key))

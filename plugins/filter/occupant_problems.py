@@ -9,6 +9,7 @@ import ipaddress
 import typing as t
 
 from ansible_collections.sparks.hy3.plugins.module_utils._ray import ports
+from ansible_collections.sparks.hy3.plugins.module_utils._units import of_another_cluster
 
 DOCUMENTATION = r"""
 name: occupant_problems
@@ -50,7 +51,6 @@ Facts = t.Mapping[str, t.Any]
 OURS = ("hy3-ray.service", "hy3-serve.service")
 # The names of Ray's programs, and what a node is that runs one.
 RAY_ROLES = {"gcs_server": "head", "raylet": "worker"}
-CLUSTER = " of cluster "  # as the roles write it into the descriptions of their units
 
 
 def _who(listener: Facts) -> str:
@@ -60,17 +60,12 @@ def _who(listener: Facts) -> str:
 
 
 def _other_cluster(plan: Facts, units: t.Mapping[str, Facts]) -> list[str]:
-    """A unit of our own, written and started for another inventory."""
-    for name, unit in units.items():
-        role, named, cluster = unit["description"].partition(CLUSTER)
-        if unit["active_state"] in ("inactive", "failed") or not named or cluster == plan["cluster"]:
-            continue
-        return [
-            f"{name} runs here as '{role}' of cluster '{cluster}', and a node serves one cluster at a time, here "
-            f"'{plan['cluster']}'; run stop_hy3 with that cluster's inventory, or set hy3_cluster if it is the same "
-            "one."
-        ]
-    return []
+    """A unit of our own, written and started for another inventory; the first of several says enough."""
+    return [
+        f"{name} runs here as '{role}' of cluster '{cluster}', and a node serves one cluster at a time, here "
+        f"'{plan['cluster']}'; run stop_hy3 with that cluster's inventory, or set hy3_cluster if it is the same one."
+        for name, role, cluster in of_another_cluster(units, plan["cluster"])
+    ][:1]
 
 
 def _other_ray(strangers: t.Sequence[Facts]) -> list[str]:

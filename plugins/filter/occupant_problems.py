@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import typing as t
+
+from ansible_collections.sparks.hy3.plugins.module_utils._ray import ports
+from ansible_collections.sparks.hy3.plugins.module_utils._units import of_another_cluster
 
 DOCUMENTATION = r"""
 name: occupant_problems
@@ -47,7 +51,6 @@ Facts = t.Mapping[str, t.Any]
 OURS = ("hy3-ray.service", "hy3-serve.service")
 # The names of Ray's programs, and what a node is that runs one.
 RAY_ROLES = {"gcs_server": "head", "raylet": "worker"}
-CLUSTER = " of cluster "  # as the roles write it into the descriptions of their units
 
 
 def _who(listener: Facts) -> str:
@@ -57,17 +60,12 @@ def _who(listener: Facts) -> str:
 
 
 def _other_cluster(plan: Facts, units: t.Mapping[str, Facts]) -> list[str]:
-    """A unit of our own, written and started for another inventory."""
-    for name, unit in units.items():
-        role, named, cluster = unit["description"].partition(CLUSTER)
-        if unit["active_state"] in ("inactive", "failed") or not named or cluster == plan["cluster"]:
-            continue
-        return [
-            f"{name} runs here as '{role}' of cluster '{cluster}', and a node serves one cluster at a time, here "
-            f"'{plan['cluster']}'; run stop_hy3 with that cluster's inventory, or set hy3_cluster if it is the same "
-            "one."
-        ]
-    return []
+    """A unit of our own, written and started for another inventory; the first of several says enough."""
+    return [
+        f"{name} runs here as '{role}' of cluster '{cluster}', and a node serves one cluster at a time, here "
+        f"'{plan['cluster']}'; run stop_hy3 with that cluster's inventory, or set hy3_cluster if it is the same one."
+        for name, role, cluster in of_another_cluster(units, plan["cluster"])
+    ][:1]
 
 
 def _other_ray(strangers: t.Sequence[Facts]) -> list[str]:
@@ -82,26 +80,52 @@ def _other_ray(strangers: t.Sequence[Facts]) -> list[str]:
     return []
 
 
-def _wanted_ports(plan: Facts) -> dict[int, str]:
-    head, api = plan["node"]["is_head"], {plan["api"]["port"]: "hy3_api_port"}
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address, an IPv4 one also where IPv6 wraps it; None for a name."""
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def _collide(ours: str, theirs: str) -> bool:
+    """Whether no two can listen on one port of these addresses: one is every address, or a name, or both are the same.
+
+    An IPv6 socket on all addresses may leave IPv4 alone; the kernel does not tell, and by default it does not.
+    """
+    pair = {_address(ours), _address(theirs)}
+    return len(pair) == 1 or any(address is None or address.is_unspecified for address in pair)
+
+
+class Wanted(t.NamedTuple):
+    """Ports that a node needs, what for, and the address on which it will listen."""
+
+    ports: range
+    what: str
+    address: str = "0.0.0.0"  # Ray, and where ranks meet, whatever they are told
+
+
+def _wanted(plan: Facts) -> list[Wanted]:
+    head, port, meet = plan["node"]["is_head"], plan["api"]["port"], plan["rank_port"]
+    # SGLang listens on it on every node, of which only the head has an API.
+    address = plan["api"]["host"] if head else "127.0.0.1"
+    api = [Wanted(range(port, port + 1), "hy3_api_port", address)] if head or plan["engine"] == "sglang" else []
     if plan["executor"] != "ray":
-        # SGLang listens on it on every node.
-        wanted = api if head or plan["engine"] == "sglang" else {}
-        return wanted | ({plan["rank_port"]: "where the ranks meet"} if head else {})
-    wanted = {plan["ray_ports"][name]: f"Ray's {name}" for name in plan["ray_ports"]}
-    return wanted | ({plan["ray_port"]: "Ray's head", **api} if head else {})
+        return api + ([Wanted(range(meet, meet + 1), "where the ranks meet")] if head else [])
+    return api + [Wanted(found, what) for what, found in ports(plan, head=head).items()]
 
 
 def _taken_ports(strangers: t.Sequence[Facts], plan: Facts) -> list[str]:
-    holders: dict[int, Facts] = {}
+    holders: dict[tuple[int, str], Facts] = {}
     for listener in strangers:
-        if listener["name"] not in RAY_ROLES:
-            holders.setdefault(listener["port"], listener)
+        for wanted in _wanted(plan) if listener["name"] not in RAY_ROLES else ():
+            if listener["port"] in wanted.ports and _collide(wanted.address, listener["address"]):
+                holders.setdefault((listener["port"], wanted.what), listener)
     return [
-        f"Port {port} ({what}) is in use by {_who(holders[port])}, and no two can listen on one; stop that process"
+        f"Port {port} ({what}) is in use by {_who(holder)}, and no two can listen on one; stop that process"
         + (", or choose another hy3_api_port." if what == "hy3_api_port" else ".")
-        for port, what in sorted(_wanted_ports(plan).items())
-        if port in holders
+        for (port, what), holder in sorted(holders.items(), key=lambda found: found[0])
     ]
 
 

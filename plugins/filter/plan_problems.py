@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import typing as t
 
+from ansible_collections.sparks.hy3.plugins.module_utils._ray import ports
 from ansible_collections.sparks.hy3.plugins.module_utils._rules_ray import PER_NODE
 
 DOCUMENTATION = r"""
@@ -96,14 +97,13 @@ def _address_problems(addresses: t.Mapping[str, str]) -> list[str]:
 
 
 def _port_problems(plan: Facts) -> list[str]:
-    port, ray = plan["api"]["port"], plan["ray_ports"]
+    port = plan["api"]["port"]
     if not 0 < port < 65536:
         return [f"hy3_api_port is {port}, which is no TCP port; choose one from 1024 to 65535."]
     if plan["executor"] != "ray":
         taken = port == plan["rank_port"]
         return [f"hy3_api_port is {port}, where the ranks meet; choose another, for instance 8000."] if taken else []
-    fixed = {plan["ray_port"], *(ray[name] for name in ray)}
-    if port in fixed or ray["min-worker-port"] <= port <= ray["max-worker-port"]:
+    if any(port in found for found in ports(plan, head=True).values()):
         return [f"hy3_api_port is {port}, which Ray needs for itself; choose another, for instance 8000."]
     return []
 

@@ -44,9 +44,11 @@ class Held(Hy3Error):
 def parse(text: str) -> Lease | None:
     """The lease in ``text``, or None if it is none: a broken file protects nobody."""
     try:
-        return Lease(**json.loads(text))
+        lease = Lease(**json.loads(text))
     except (ValueError, TypeError):
         return None
+    said = isinstance(lease.holder, str) and isinstance(lease.who, str)
+    return lease if said and isinstance(lease.since, int) and isinstance(lease.until, int) else None
 
 
 def in_the_way(found: Lease | None, *, holder: str, now: int) -> bool:
@@ -58,6 +60,17 @@ def next_lease(found: Lease | None, *, holder: str, who: str, now: int, ttl: int
     """The lease of ``holder`` for another ``ttl`` seconds; it keeps its beginning when it is renewed."""
     since = found.since if found is not None and found.holder == holder else now
     return Lease(holder, who, since, now + ttl)
+
+
+def taken_over(before: Lease, *, dead: str, write: bool) -> str:
+    """What is known of a lease that had to give way: its play has ended, or it was not renewed and may still run."""
+    said = f"{'Took' if write else 'Would take'} the cluster over from {before.who}, which "
+    if before.holder == dead:
+        return f"{said}ended without giving it back."
+    return (
+        f"{said}has worked on it since {_clock(before.since)} and did not renew its lease, which expired at "
+        f"{_clock(before.until)}; whether it still runs cannot be seen from here: if it does, end it."
+    )
 
 
 class LeaseFile:

@@ -130,6 +130,15 @@ def mask_argv(argv: t.Sequence[str]) -> list[str]:
     return masked
 
 
+def of_another_cluster(units: t.Mapping[str, t.Mapping[str, t.Any]], cluster: str) -> t.Iterator[tuple[str, str, str]]:
+    """Name, role and cluster of each unit that runs for another cluster than ``cluster``, by its description."""
+    for name, unit in units.items():
+        # As the roles write it into the descriptions of their units.
+        role, named, other = unit["description"].partition(" of cluster ")
+        if unit["active_state"] not in ("inactive", "failed") and named and other != cluster:
+            yield name, role, other
+
+
 def unit_of_cgroup(text: str, unit: str) -> bool:
     """Whether C(/proc/PID/cgroup) (v1 or v2 form) places a process into the unit or below it."""
     return any(unit in line.split(":", 2)[-1].split("/") for line in text.splitlines())

@@ -71,16 +71,20 @@ taken_over:
   returned: with O(state=held)
   type: str
   sample: root@laptop, process 4242
+msg:
+  description: What is known of who held it before, or who is in the way.
+  returned: when another play held it
+  type: str
 held_by:
   description: The holder that is in the way.
   returned: when it is refused
   type: str
-  sample: laptop:4242:1234567
+  sample: laptop/de5c04e1-3e5f-4b0c-8f1b-3f3a1d2c9b10/pid:[4026531836]:4242:1234567
 """
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.sparks.hy3.plugins.module_utils._lease import Held, LeaseFile
+from ansible_collections.sparks.hy3.plugins.module_utils._lease import Held, LeaseFile, taken_over
 
 
 def main() -> None:
@@ -108,7 +112,10 @@ def main() -> None:
         module.fail_json(msg=str(error), held_by=error.lease.holder)
     except OSError as error:
         module.fail_json(msg=f"{params['path']} cannot be used for the lease: {error.strerror}")
-    module.exit_json(changed=False, taken_over=before.who if before else None)
+    if before:
+        said = taken_over(before, dead=params["dead"], write=write)
+        module.exit_json(changed=False, taken_over=before.who, msg=said)
+    module.exit_json(changed=False, taken_over=None)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
+import time
 import typing as t
 from pathlib import Path
 
@@ -111,6 +113,48 @@ def test_report_of_a_run_that_failed(served: None, variables: str, sentence: str
     assert (report["play"], report["ok"], report["healthy"]) == ("serve", False, False)
     assert report["failures"][0]["msg"].startswith(sentence)
     assert "Traceback" not in done.stdout + done.stderr
+
+
+LEASE = "/run/hy3/lease.json"
+
+
+def held_by_another(until: float) -> str:
+    """The lease of another controller's play lies on the head; its content."""
+    since = int(time.time()) - 7200
+    # As a machine of this controller's name would have written it, with an older release: that name alone says nothing.
+    holder = f"{socket.gethostname()}:999999999:1"
+    lease = {"holder": holder, "who": "ann@desk, process 4242", "since": since, "until": int(until)}
+    on("spark-1", f"mkdir -p /run/hy3 && echo '{json.dumps(lease)}' > {LEASE}")
+    return json.dumps(lease)
+
+
+def test_a_play_of_another_controller_is_not_disturbed(served: None) -> None:
+    before, lease = traces(), held_by_another(time.time() + 600)
+    try:
+        # This would restart the engine.
+        variables = json.dumps({"hy3_engine_args": {"seed": 7}})
+        for options in ([], ["--check"]):
+            done = subprocess.run(
+                command_of("serve-hy3", "-e", variables, *options),
+                cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert done.returncode != 0
+            assert "ann@desk, process 4242 has worked on this cluster since" in done.stdout + done.stderr
+            assert f"end it and remove {LEASE} on the head" in done.stdout + done.stderr
+            assert changed_nothing(done.stdout)
+            assert on("spark-1", f"cat {LEASE}").strip() == lease
+            assert traces() == before
+    finally:
+        on("spark-1", f"rm -f {LEASE}")
+
+
+def test_an_expired_lease_is_taken_over_and_said(served: None) -> None:
+    held_by_another(time.time() - 60)
+    output = play("serve-hy3")
+    assert output.count("Took the cluster over from ann@desk, process 4242, which has worked on it since") == 1
+    assert "and did not renew its lease, which expired at" in output
+    assert changed_nothing(output)
+    assert on("spark-1", f"test -e {LEASE} || echo given back").strip() == "given back"
 
 
 def test_stop_stops_ours_and_nothing_else(served: None) -> None:

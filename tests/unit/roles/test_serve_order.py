@@ -6,39 +6,18 @@
 from __future__ import annotations
 
 import getpass
-import os
-import re
-import sys
 import typing as t
 from pathlib import Path
 
 import pytest
 from ansible_collections.sparks.hy3.tests.unit.roles.render import run_playbook
+from ansible_collections.sparks.hy3.tests.unit.roles.systemctl import Tasks, changes, install, moved
 
-# What systemd 252 prints of a unit, in the parts that count. Whoever carries no digest is stale.
-SYSTEMCTL = """\
-#!{python}
-import sys
-state = {state!r}
-loaded = "loaded" if state else "not-found"
-units = [word for word in sys.argv if word.endswith(".service")]
-block = ["Id=x", "Description=x", f"LoadState={{loaded}}", f"ActiveState={{state or 'inactive'}}", "SubState=running"]
-block += ["MainPID=0", "Result=success", "NRestarts=0", "ExecMainStatus=0", "UnitFileState=static", "InvocationID="]
-if "show" in sys.argv:
-    print("\\n\\n".join("\\n".join(block) for _unit in units))
-elif "is-active" in sys.argv:
-    print(state or "inactive")
-"""
 SGLANG = {"hy3_profile": "vroomfondel_w4a4_tp4", "hy3_engine_args": {"tensor-parallel-size": 2}}
 
 
-def play(root: Path, monkeypatch: pytest.MonkeyPatch, state: str, **variables: t.Any) -> list[tuple[str, set[str]]]:
-    """Each task that ran, in order, with the hosts on which it would change something."""
-    (root / "bin").mkdir()
-    program = root / "bin/systemctl"
-    program.write_text(SYSTEMCTL.format(python=sys.executable, state=state))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{root}/bin:{os.environ['PATH']}")
+def play(root: Path, monkeypatch: pytest.MonkeyPatch, state: str, **variables: t.Any) -> Tasks:
+    install(root, monkeypatch, state)
     facts = {
         "hy3_node": {f"spark-{n}": {"fabric_env": {}, "interface": "enp1s0f1np1"} for n in (1, 2)},
         "hy3_checkpoint": {"digest": "0" * 64},
@@ -50,19 +29,7 @@ def play(root: Path, monkeypatch: pytest.MonkeyPatch, state: str, **variables: t
     given["hy3_user"] = getpass.getuser()
     done = run_playbook("serve", root, given, "--check")
     assert done.returncode == 0, done.stdout + done.stderr
-    tasks: list[tuple[str, set[str]]] = []
-    for line in done.stdout.splitlines():
-        if match := re.match(r"TASK \[(?:[\w.]+ : )?(.*?)\]", line):
-            tasks.append((match[1], set()))
-        elif match := re.match(r"changed: \[([\w-]+)\]", line):
-            tasks[-1][1].add(match[1])
-    return tasks
-
-
-def moved(tasks: list[tuple[str, set[str]]]) -> list[tuple[str, set[str]]]:
-    """What stops and starts units."""
-    words = ("Unit | Of", "Unit | Restart")
-    return [(name, hosts) for name, hosts in tasks if name.startswith(words) and hosts]
+    return changes(done.stdout)
 
 
 ALL_RANKS = [

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from ansible_collections.sparks.hy3.plugins.action.cluster_lease import has_ended, identity
+import pytest
+from ansible_collections.sparks.hy3.plugins.action.cluster_lease import exists, has_ended, identity, machine
 
 ROOT = Path(__file__).parents[4]
 PLAY = """
@@ -67,9 +70,55 @@ def test_a_killed_play_is_taken_over_at_once_and_said(tmp_path: Path) -> None:
     assert f"process {first.pid}, which ended without giving it back" in output
 
 
-def test_has_ended() -> None:
-    mine = identity("here", os.getpid())
-    assert not has_ended(mine, "here")
-    assert has_ended(f"here:{os.getpid()}:1", "here"), "the pid was used again"
-    assert has_ended("here:999999999:5", "here")
-    assert not has_ended("elsewhere:999999999:5", "here"), "another controller's play cannot be looked at"
+def test_an_expired_lease_is_taken_over_and_nothing_is_claimed(tmp_path: Path) -> None:
+    expired = {"holder": "desk:1:1", "who": "ann@desk, process 1", "since": 1000, "until": 2000}
+    (tmp_path / "lease.json").write_text(json.dumps(expired))
+    (tmp_path / "lease.json.go").touch()
+    play = start(tmp_path)
+    output, _none = play.communicate(timeout=60)
+    assert play.returncode == 0, output
+    assert output.count("Took the cluster over from ann@desk, process 1, which has worked on it since 1970") == 1
+    assert "ended without" not in output
+
+
+def test_a_living_lease_of_a_machine_with_this_name_is_not_taken_over(tmp_path: Path) -> None:
+    """As older releases wrote it, and as another machine would: this one has no such process, and may not know."""
+    for place in (socket.gethostname(), f"{socket.gethostname()}/another-boot/pid:[4026531836]"):
+        living = {"holder": f"{place}:999999999:5", "who": "ann@desk, process 1", "since": 1000, "until": 2**33}
+        (tmp_path / "lease.json").write_text(json.dumps(living))
+        play = start(tmp_path)
+        output, _none = play.communicate(timeout=60)
+        assert play.returncode != 0
+        assert "ann@desk, process 1 has worked on this cluster since 1970" in output
+        assert json.loads((tmp_path / "lease.json").read_text()) == living
+
+
+HERE = "here/boot/pid:[1]"
+# Holder, place of this controller: whether it has certainly ended.
+ENDED: dict[str, tuple[str, str, bool]] = {
+    "this play": (identity(HERE, os.getpid()), HERE, False),
+    "its pid was used again": (f"{HERE}:{os.getpid()}:1", HERE, True),
+    "no such process": (f"{HERE}:999999999:5", HERE, True),
+    "another controller": ("elsewhere/boot/pid:[1]:999999999:5", HERE, False),
+    "another of this name": ("here/other/pid:[1]:999999999:5", HERE, False),
+    "another container": ("here/boot/pid:[2]:999999999:5", HERE, False),
+    "of an older release": ("here:999999999:5", HERE, False),
+    "broken": ("here", HERE, False),
+    "no number": (f"{HERE}:x:5", HERE, False),
+}
+
+
+@pytest.mark.parametrize(("holder", "place", "expected"), ENDED.values(), ids=ENDED)
+def test_has_ended(holder: str, place: str, expected: bool) -> None:
+    assert has_ended(holder, place) == expected
+
+
+def test_machine(tmp_path: Path) -> None:
+    assert machine() == machine()
+    assert "/pid:[" in machine()
+    assert machine(str(tmp_path)) == ""
+
+
+def test_a_process_exists() -> None:
+    assert exists(os.getpid())
+    assert not exists(999999999)

@@ -16,9 +16,15 @@ PLAN: dict[str, t.Any] = {
     "engine": "vllm",
     "executor": "ray",
     "node": {"is_head": True},
-    "api": {"port": 8000},
+    "api": {"host": "127.0.0.1", "port": 8000},
     "ray_port": 6379,
-    "ray_ports": {"node-manager-port": 6380, "object-manager-port": 6381},
+    "ray_ports": {
+        "node-manager-port": 6380,
+        "object-manager-port": 6381,
+        "min-worker-port": 10100,
+        "max-worker-port": 10299,
+    },
+    "ray_head_ports": {"ray-client-server-port": 10001, "autoscaler-metrics-port": 44217},
     "rank_port": 29501,
 }
 Units = dict[str, dict[str, str]]
@@ -39,8 +45,8 @@ NOT_DEPLOYED = units()
 OURS_RUNS = units("Hy3: Ray head of cluster sparks", "Hy3: vLLM with profile libertai_nvfp4_tp2 of cluster sparks")
 
 
-def listener(port: int, name: str, unit: str = "", *, pid: int | None = 812) -> Listener:
-    return {"port": port, "address": "0.0.0.0", "pid": pid, "name": name, "unit": unit}
+def listener(port: int, name: str, unit: str = "", *, pid: int | None = 812, address: str = "0.0.0.0") -> Listener:
+    return {"port": port, "address": address, "pid": pid, "name": name, "unit": unit}
 
 
 OURS = [
@@ -49,7 +55,7 @@ OURS = [
     listener(8000, "vllm", "hy3-serve.service"),
     listener(22, "sshd", "ssh.service"),
 ]
-HEAD_ONLY = [listener(6379, "redis-server", "redis.service"), listener(8000, "nginx", "nginx.service")]
+HEAD_ONLY = [listener(port, "nginx", "nginx.service") for port in (6379, 8000, 10001, 44217)]
 
 
 def test_an_empty_node() -> None:
@@ -61,7 +67,7 @@ def test_a_second_run_meets_its_own() -> None:
 
 
 def test_a_worker_needs_none_of_the_heads_ports() -> None:
-    assert len(occupant_problems(HEAD_ONLY, PLAN, NOT_DEPLOYED)) == 2
+    assert len(occupant_problems(HEAD_ONLY, PLAN, NOT_DEPLOYED)) == len(HEAD_ONLY)
     assert occupant_problems(HEAD_ONLY, PLAN | {"node": {"is_head": False}}, NOT_DEPLOYED) == []
 
 
@@ -87,6 +93,43 @@ def test_ports_without_ray(engine: str, head: bool) -> None:
     assert [int(problem.split()[1]) for problem in problems] == NEEDED[engine, head]
 
 
+# (engine, head, our address of the API, the stranger's address): whether they are in each other's way.
+ADDRESSES: dict[str, tuple[str, bool, str, str, bool]] = {
+    "same": ("vllm", True, "127.0.0.1", "127.0.0.1", True),
+    "another": ("vllm", True, "127.0.0.1", "10.0.0.5", False),
+    "all of IPv4": ("vllm", True, "127.0.0.1", "0.0.0.0", True),
+    "all of both": ("vllm", True, "127.0.0.1", "::", True),
+    "the same in IPv6": ("vllm", True, "127.0.0.1", "::ffff:127.0.0.1", True),
+    "another in IPv6": ("vllm", True, "127.0.0.1", "::1", False),
+    "we want all": ("vllm", True, "0.0.0.0", "10.0.0.5", True),
+    "we want a name": ("vllm", True, "localhost", "10.0.0.5", True),
+    "SGLang's other rank is on loopback": ("sglang", False, "10.0.0.5", "10.0.0.5", False),
+    "SGLang's other rank meets somebody": ("sglang", False, "10.0.0.5", "127.0.0.1", True),
+}
+
+
+@pytest.mark.parametrize(("engine", "head", "ours", "theirs", "expected"), ADDRESSES.values(), ids=ADDRESSES)
+def test_addresses(engine: str, head: bool, ours: str, theirs: str, expected: bool) -> None:
+    plan = PLAN | {"engine": engine, "executor": "mp", "node": {"is_head": head}, "api": {"host": ours, "port": 8000}}
+    problems = occupant_problems([listener(8000, "nginx", address=theirs)], plan, NOT_DEPLOYED)
+    assert len(problems) == expected
+
+
+def test_of_several_that_who_is_in_the_way_is_named() -> None:
+    strangers = [listener(8000, "web", address="10.0.0.5"), listener(8000, "nginx", address="127.0.0.1")]
+    assert [problem.split()[7] for problem in occupant_problems(strangers, PLAN, NOT_DEPLOYED)] == ["nginx"]
+
+
+def test_ray_listens_on_all_addresses() -> None:
+    assert len(occupant_problems([listener(6380, "nginx", address="10.0.0.5")], PLAN, NOT_DEPLOYED)) == 1
+
+
+@pytest.mark.parametrize(("port", "expected"), [(10099, 0), (10100, 1), (10299, 1), (10300, 0)])
+def test_range_of_the_workers(port: int, expected: int) -> None:
+    plan = PLAN | {"node": {"is_head": False}}
+    assert len(occupant_problems([listener(port, "nginx")], plan, NOT_DEPLOYED)) == expected
+
+
 PROBLEMS: dict[str, tuple[list[Listener], Units, str]] = {
     "API port": (
         [listener(8000, "nginx", "nginx.service")],
@@ -105,6 +148,24 @@ PROBLEMS: dict[str, tuple[list[Listener], Units, str]] = {
         NOT_DEPLOYED,
         "Port 6381 (Ray's object-manager-port) is in use by python3 (pid 812, no unit), and no two can listen on one; "
         "stop that process.",
+    ),
+    "within the workers' range": (
+        [listener(10150, "java", "app.service")],
+        NOT_DEPLOYED,
+        "Port 10150 (Ray's workers) is in use by java (pid 812, app.service), and no two can listen on one; stop that "
+        "process.",
+    ),
+    "Ray's clients": (
+        [listener(10001, "java", "app.service")],
+        NOT_DEPLOYED,
+        "Port 10001 (Ray's ray-client-server-port) is in use by java (pid 812, app.service), and no two can listen on "
+        "one; stop that process.",
+    ),
+    "Ray's autoscaler": (
+        [listener(44217, "java", "app.service")],
+        NOT_DEPLOYED,
+        "Port 44217 (Ray's autoscaler-metrics-port) is in use by java (pid 812, app.service), and no two can listen on "
+        "one; stop that process.",
     ),
     "out of sight": (
         [listener(6380, "", pid=None)],

@@ -25,6 +25,7 @@ PLAN: dict[str, t.Any] = {
     "rank_port": 29501,
     "ray_port": 6379,
     "ray_ports": {"node-manager-port": 6380, "min-worker-port": 10100, "max-worker-port": 10299},
+    "ray_head_ports": {"ray-client-server-port": 10001, "autoscaler-metrics-port": 44217},
 }
 ADDRESSES = {"spark-1": "192.168.100.1", "spark-2": "192.168.100.2"}
 
@@ -148,6 +149,18 @@ PROBLEMS: dict[str, tuple[dict[str, t.Any], str]] = {
     "a port of Ray's workers": (
         {"api.port": 10299},
         "hy3_api_port is 10299, which Ray needs for itself; choose another, for instance 8000.",
+    ),
+    "the first port of Ray's workers": (
+        {"api.port": 10100},
+        "hy3_api_port is 10100, which Ray needs for itself; choose another, for instance 8000.",
+    ),
+    "Ray's clients": (
+        {"api.port": 10001},
+        "hy3_api_port is 10001, which Ray needs for itself; choose another, for instance 8000.",
+    ),
+    "Ray's autoscaler": (
+        {"api.port": 44217},
+        "hy3_api_port is 44217, which Ray needs for itself; choose another, for instance 8000.",
     ),
     "another executor": (
         {"executor": "uni"},

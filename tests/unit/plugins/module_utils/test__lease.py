@@ -9,7 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from ansible_collections.sparks.hy3.plugins.module_utils._lease import Held, Lease, LeaseFile, in_the_way, parse
+from ansible_collections.sparks.hy3.plugins.module_utils._lease import (
+    Held,
+    Lease,
+    LeaseFile,
+    in_the_way,
+    parse,
+    taken_over,
+)
 
 OTHER = Lease("desk:1:1", "ann@desk, process 1", since=1000, until=2000)
 
@@ -26,9 +33,33 @@ def test_in_the_way(found: Lease | None, holder: str, now: int, expected: bool) 
     assert in_the_way(found, holder=holder, now=now) == expected
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"holder": 1}', json.dumps(asdict(OTHER) | {"more": 1})])
+BROKEN = [
+    *("", "{", "[]", "{}", '{"holder": 1}'),
+    *(json.dumps(asdict(OTHER) | wrong) for wrong in ({"more": 1}, {"until": "2000"}, {"who": None})),
+]
+
+
+@pytest.mark.parametrize("text", BROKEN)
 def test_a_broken_file_protects_nobody(text: str) -> None:
     assert parse(text) is None
+
+
+EXPIRED = (
+    "the cluster over from ann@desk, process 1, which has worked on it since 1970-01-01 00:16:40 UTC and did not renew "
+    "its lease, which expired at 1970-01-01 00:33:20 UTC; whether it still runs cannot be seen from here: if it does, "
+    "end it."
+)
+# (dead, write): what is said
+TAKEN_OVER: dict[tuple[str, bool], str] = {
+    ("", True): f"Took {EXPIRED}",
+    ("desk:2:2", False): f"Would take {EXPIRED}",
+    (OTHER.holder, True): "Took the cluster over from ann@desk, process 1, which ended without giving it back.",
+}
+
+
+@pytest.mark.parametrize(("dead", "write"), TAKEN_OVER, ids=["expired", "another is dead", "dead"])
+def test_what_is_known_is_said(dead: str, write: bool) -> None:
+    assert taken_over(OTHER, dead=dead, write=write) == TAKEN_OVER[dead, write]
 
 
 class Clock:

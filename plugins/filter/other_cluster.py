@@ -1,0 +1,60 @@
+# Copyright (c) The sparks.hy3 contributors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Filter ``other_cluster``: units of ours that run for another cluster than this inventory's."""
+
+from __future__ import annotations
+
+import typing as t
+
+from ansible_collections.sparks.hy3.plugins.module_utils._units import of_another_cluster
+
+DOCUMENTATION = r"""
+name: other_cluster
+short_description: Units of ours that run for another cluster than this inventory's
+version_added: 0.1.0
+description:
+  - Tells the units of one cluster from those of another, so that a wrong or overlapping inventory stops nothing.
+  - A unit names its cluster in its description. One that names none, or does not run, is nobody's.
+author: The sparks.hy3 contributors (@sparks-hy3)
+options:
+  _input:
+    type: dict
+    required: true
+    description: What M(sparks.hy3.engine_status) says of units, by name.
+  cluster:
+    type: str
+    required: true
+    description: The name of the inventory's own cluster.
+"""
+
+EXAMPLES = r"""
+- name: Stop the engine if it is ours
+  ansible.builtin.systemd_service: {name: hy3-serve.service, state: stopped}
+  when: status.units | sparks.hy3.other_cluster(cluster='sparks') | length == 0
+"""
+
+RETURN = r"""
+_value:
+  description: One sentence per unit of another cluster; an empty list is good.
+  type: list
+  elements: str
+"""
+
+
+def other_cluster(units: t.Mapping[str, t.Mapping[str, t.Any]], cluster: str) -> list[str]:
+    """One sentence for each unit that runs for another cluster than ``cluster``, with the way to stop it."""
+    return [
+        f"{name} runs here as '{role}' of cluster '{other}', and this inventory is that of '{cluster}', so it is left "
+        f"alone; run stop_hy3 with the inventory of '{other}', or with `-e hy3_cluster={other}` if it is the same "
+        "cluster under another name."
+        for name, role, other in of_another_cluster(units, cluster)
+    ]
+
+
+class FilterModule:
+    """Ansible's entry."""
+
+    def filters(self) -> dict[str, t.Callable[..., object]]:
+        """Filters by name."""
+        return {"other_cluster": other_cluster}

@@ -73,7 +73,7 @@ def _blind(seen: Facts) -> list[tuple[str, str]]:
     ]
 
 
-def _engine(status: Facts, engines: t.Sequence[Facts], address: str) -> list[tuple[str, str]]:
+def _engine(status: Facts, engines: t.Sequence[Facts], kills: t.Sequence[Facts], address: str) -> list[tuple[str, str]]:
     faults: list[tuple[str, str]] = []
     for name, unit in (status.get("units") or {}).items():
         if unit["load_state"] != "not-found" and unit["active_state"] != "active":
@@ -84,7 +84,7 @@ def _engine(status: Facts, engines: t.Sequence[Facts], address: str) -> list[tup
                     f"be active; read `journalctl -u {name}` there.",
                 )
             )
-    failures = [status.get("failure"), *(one["failure"] for one in engines)]
+    failures = [status.get("failure"), *(one["failure"] for one in engines), *kills]
     faults += [("log", f"The log says {one['line'][:200]!r}: {one['cause']}; {one['fix']}.") for one in failures if one]
     for one in engines:
         joined = (one.get("arguments") or {}).get("node-ip-address")
@@ -136,7 +136,10 @@ def doctor_faults(seen: Facts, host: str, address: str) -> list[Fault]:
         return [{"host": host, "severity": "error", "rule": "reach", "sentence": sentence}]
     plan = seen.get("plan") or {}
     found = [("inventory", _message(plan))] if plan.get("msg") else []
-    found += _blind(seen) + _engine(seen.get("status") or {}, (seen.get("found") or {}).get("engines") or [], address)
+    others = seen.get("found") or {}
+    found += _blind(seen) + _engine(
+        seen.get("status") or {}, others.get("engines") or [], others.get("kills") or [], address
+    )
     found += [("memory", sentence) for sentence in (seen.get("memory") or {}).get("problems") or []]
     found += [("occupied", sentence) for sentence in seen.get("strangers") or []]
     firewall, smoke = seen.get("firewall") or SKIPPED, seen.get("smoke") or SKIPPED

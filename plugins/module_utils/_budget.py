@@ -25,8 +25,15 @@ from ansible_collections.sparks.hy3.plugins.module_utils._memory import GIB, for
 ENGINE_OVERHEAD = int(5.4 * GIB)
 # vLLM's KV block on CUDA, in tokens; a pool is whole blocks.
 BLOCK_TOKENS = 16
+# What a parallel loader stages in host buffers while it reads, measured with fastsafetensors. Source: field case B42
+# (Blackwellboy/model-serving-minefield, traps/memory/152).
+PARALLEL_LOADER = 24 * GIB
+# SGLang ends a start where a rank has less than this share of what the best one has (model_runner, "The memory capacity
+# is unbalanced").
+BALANCE = 0.9
 # One compiler of a cold start (FlashInfer, Triton). Source: Blackwellboy/model-serving-minefield, traps/runtime/131.
 COMPILE_JOB = int(1.5 * GIB)
+COMPILERS = "compilers"
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,8 @@ class Prediction:
 class Verdict:
     """Sums in bytes; ``headroom`` is negative if the caps do not fit. ``largest_share`` is a ratio of two decimals.
 
-    ``missing`` is what the engine will ask for at its start beyond what is available now.
+    ``missing`` is what the engine will ask for at its start beyond what is available now: vLLM its claim, SGLang enough
+    that its share holds weights and one request, and either the floor that was given.
     """
 
     caps_total: int
@@ -161,6 +169,7 @@ def judge(
     needs: Mapping[str, int] | None = None,
     object_store: ObjectStore | None = None,
     available: int | None = None,
+    floor: int = 0,
 ) -> Verdict:
     """Check the sums of one node.
 
@@ -172,6 +181,7 @@ def judge(
         needs: Bytes really used beside the engine's claim, by name: processes, and what a start takes for a while.
         object_store: Size of Ray's object store and the cap it lives in.
         available: What can be had before the engine starts, in bytes; None while it runs.
+        floor: What must be available at the least before the engine starts, in bytes, whatever it claims.
 
     Raises:
         Hy3Error: Two caps have one name, the object store names none of them, or a share is no share.
@@ -186,18 +196,41 @@ def judge(
     free = mem_total - reserve - sum(needs.values())
     # Rounded down to the two decimals people write, so that the advice itself fits.
     share = max(0.0, math.floor(min(free, free if available is None else available) / mem_total * 100) / 100)
-    # SGLang takes its share of what is there, so that nothing can be missing.
-    asked = 0 if prediction.claim is None or engine.mem_fraction_static is not None else prediction.claim
-    missing = 0 if available is None else max(0, asked - available)
+    asked = static_need(engine) if engine.mem_fraction_static is not None else prediction.claim or 0
+    missing = 0 if available is None else max(0, asked - available, floor - available)
     problems = [] if headroom >= 0 else [_caps_problem(limits, reserve=reserve, mem_total=mem_total)]
+    problems += _cap_problems(limits, needs)
     if prediction.claim is not None:
         problems += _claim_problems(
             engine, prediction.claim, needs, reserve=reserve, mem_total=mem_total, available=available, share=share
         )
-    problems += _pool_problems(engine, prediction)
+    if available is not None and engine.mem_fraction_static is not None and available < asked <= free:
+        problems.append(_static_problem(engine, asked, available))
+    else:
+        problems += _pool_problems(engine, prediction)
+    if available is not None and available < floor:
+        problems.append(
+            f"{format_gib(available)} are available on this node now and {format_gib(floor)} must be before a start: "
+            f"end what uses {format_gib(floor - available)} of it, or lower the floor"
+        )
     if object_store is not None:
         problems += _store_problems(object_store, limits)
     return Verdict(caps_total, headroom, prediction, share, missing, problems)
+
+
+def static_need(engine: Engine) -> int:
+    """Return the bytes that must be available so that SGLang's share holds the weights and one longest request."""
+    if engine.rank is None or engine.mem_fraction_static is None:
+        return 0
+    tokens = max(engine.max_model_len or 0, BLOCK_TOKENS)
+    static = engine.rank.weights + tokens * engine.rank.kv_bytes_per_token
+    return math.ceil(static / _share("mem_fraction_static", engine.mem_fraction_static))
+
+
+def balance(available: Mapping[str, int]) -> dict[str, int]:
+    """Return the nodes that SGLang calls unbalanced, with the bytes that each lacks of what it accepts."""
+    accepted = math.ceil(max(available.values(), default=0) * BALANCE)
+    return {node: accepted - size for node, size in available.items() if size < accepted}
 
 
 def table(
@@ -250,7 +283,8 @@ def _claim(engine: Engine, *, mem_total: int, available: int | None) -> tuple[in
         why = ("The engine claims no share of the node, so its KV pool is not known.",)
     if engine.kv_cache_memory is not None:
         room = engine.kv_cache_memory
-        claim = claim if weights is None else weights + engine.overhead + room
+        # Without known weights this is the least that it takes. The share is none of the engine's business then.
+        claim = (weights or 0) + engine.overhead + room
     return claim, room, why
 
 
@@ -260,6 +294,30 @@ def _caps_problem(limits: Mapping[str, int], *, reserve: int, mem_total: int) ->
     return (
         f"The caps ({named}) and the reserve of {format_gib(reserve)} add up to {format_gib(total)}, more than the "
         f"{format_gib(mem_total)} of this node: lower the caps by {format_gib(total - mem_total)} in all, in hy3_memory"
+    )
+
+
+def _cap_problems(limits: Mapping[str, int], needs: Mapping[str, int]) -> list[str]:
+    problems = []
+    for name, limit in limits.items():
+        if needs.get(name, 0) > limit:
+            problems.append(
+                f"The cap {name} is {format_gib(limit)} and {format_gib(needs[name])} are needed there: raise it to at "
+                f"least {format_gib(needs[name])}, or lower the need if it is less"
+            )
+        elif limit == 0:
+            problems.append(f"The cap {name} is 0, under which nothing starts: raise it to what runs there")
+    return problems
+
+
+def _static_problem(engine: Engine, asked: int, available: int) -> str:
+    weights = engine.rank.weights if engine.rank else 0
+    request = f" and one request of {engine.max_model_len} tokens" if engine.max_model_len else ""
+    return (
+        f"The weights of {format_gib(weights)}{request} must fit into mem_fraction_static "
+        f"{engine.mem_fraction_static:g} of what is available at the start, so {format_gib(asked)} must be, and "
+        f"{format_gib(available)} are available on this node now: end what uses {format_gib(asked - available)} of it"
+        f"{', or lower max_model_len' if request else ''}"
     )
 
 
@@ -282,10 +340,12 @@ def _claim_problems(
     total = claim + sum(needs.values()) + reserve
     if total > mem_total:
         named = " + ".join(f"{name} {format_gib(size)}" for name, size in needs.items())
+        jobs = (mem_total - total + needs.get(COMPILERS, 0)) // COMPILE_JOB
+        fewer = f"set MAX_JOBS to {jobs} (hy3_engine_env), or " if COMPILERS in needs and jobs > 0 else ""
         problems.append(
             f"The engine's {format_gib(claim)}, the host side of {format_gib(sum(needs.values()))}"
             f"{f' ({named})' if named else ''} and the reserve of {format_gib(reserve)} add up to {format_gib(total)}, "
-            f"more than the {format_gib(mem_total)} of this node: {way_out}"
+            f"more than the {format_gib(mem_total)} of this node: {fewer}{way_out}"
         )
     if available is not None and engine.mem_fraction_static is None and claim > available:
         problems.append(

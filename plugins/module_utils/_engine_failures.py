@@ -14,6 +14,11 @@ from ansible_collections.sparks.hy3.plugins.module_utils._engine_log import phas
 
 _RECIPE = "recipe LibertAIDAI/Hy3-NVFP4 on two Sparks, troubleshooting"
 _MEMORY_DOCS = "https://docs.vllm.ai/en/latest/configuration/conserving_memory/"
+_RAY_MONITOR = "Ray's memory monitor; field case B30"
+_RAY_MONITOR_FIX = (
+    "Set RAY_memory_monitor_refresh_ms=0 in the environment of every `ray start` (hy3_engine_env; the raylet reads it, "
+    "not the driver), and start again"
+)
 
 # A lower number is nearer to the root. Peers of a failed rank report a lost connection, louder than the rank itself.
 ROOT, CONSEQUENCE, UNKNOWN, GENERIC = range(4)
@@ -52,8 +57,43 @@ def _rule(pattern: str, cause: str, fix: str, source: str, **more: t.Any) -> Rul
     return Rule(re.compile(pattern), cause, fix, source, **more)
 
 
+# Who kills for memory. None of them writes into the log of what it kills, which just seems to be gone.
+GUARD_RULES: tuple[Rule, ...] = (
+    _rule(
+        r"systemd-oomd(?:\[\d+\])?: Killed (?:\S*/)?(?P<unit>\S+) due to (?P<why>memory pressure|memory used|\S+)",
+        "systemd-oomd killed {unit} ({why})",
+        "Run the engine in a system unit, for a user's own systemd is watched for pressure (or set "
+        "ManagedOOMMemoryPressure=auto), and drop the page cache before a load",
+        "systemd-oomd, which leaves no kernel line; field case B41",
+    ),
+    _rule(
+        r"earlyoom(?:\[\d+\])?: .*?sending SIG(?:TERM|KILL) to process (?P<pid>\d+) (?:uid \d+ )?\"(?P<name>[^\"]*)\"",
+        "earlyoom killed {name} (process {pid}), because the node was short of memory",
+        "Lower what the engine may take of this node, or what else runs there",
+        "earlyoom",
+    ),
+    _rule(
+        r"oom-kill:constraint=CONSTRAINT_MEMCG\b.*?,task_memcg=(?:[^,]*/)?(?P<unit>[^,/]*),task=(?P<name>[^,]*),pid=",
+        "The kernel killed {name} in {unit}, which had reached its memory limit",
+        "Raise the cap of that unit if the node has the memory (hy3_memory), or lower what runs in it",
+        "the kernel's log",
+    ),
+    _rule(
+        r"oom-kill:constraint=.*?,task_memcg=(?:[^,]*/)?(?P<unit>[^,/]*),task=(?P<name>[^,]*),pid=",
+        "The kernel killed {name} in {unit}, because the node had no memory left",
+        "Lower what the engine may take of this node, or what else runs there",
+        "the kernel's log",
+    ),
+)
+# Of journalctl: who writes such lines.
+_GUARDS = ("SYSLOG_IDENTIFIER=systemd-oomd", "SYSLOG_IDENTIFIER=earlyoom", "_TRANSPORT=kernel")
+_NEWEST_LINES = 5000
+# A control group or a process of an engine: what guards kill besides is no concern.
+_ENGINE = re.compile(r"hy3|vllm|sglang|raylet|gcs_server|EngineCore|pt_main_thread|\bray\b|\bray[-:_.]", re.IGNORECASE)
+
 # The first rule that matches a line speaks for it, so the special ones stand before the general ones.
 RULES: tuple[Rule, ...] = (
+    *GUARD_RULES,
     _rule(
         r"The size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)",
         "The drafter's head was built {a} wide for a weight that is {b} wide: vLLM quantized the MTP head although the "
@@ -220,6 +260,22 @@ RULES: tuple[Rule, ...] = (
         "Install flashinfer or set VLLM_USE_FLASHINFER_SAMPLER=0 (hy3_engine_env)",
         "vLLM 0.24.0, reproduced",
     ),
+    # Ray's word for what its monitor did is the same class name as torch's.
+    _rule(
+        r"Memory on the node \(IP: (?P<node>[^,)\s]+)[^)]*\).*?was (?P<used>[\d.]+ ?GB) / (?P<all>[\d.]+ ?GB)",
+        "Ray's memory monitor killed a worker on {node} at {used} of {all}, page cache and GPU memory counted; the GPU "
+        "did not run out",
+        _RAY_MONITOR_FIX,
+        _RAY_MONITOR,
+    ),
+    _rule(
+        r"ray\.exceptions\.OutOfMemoryError|killed due to (?:the )?node running (?:low on|out of) memory"
+        r"|[Kk]illed due to memory pressure \(OOM\)",
+        "Ray's memory monitor killed a worker, because the node's memory with page cache and GPU memory passed its "
+        "threshold; the GPU did not run out",
+        _RAY_MONITOR_FIX,
+        _RAY_MONITOR,
+    ),
     _rule(
         r"CUDA out of memory|OutOfMemoryError",
         "A rank ran out of GPU memory",
@@ -264,6 +320,33 @@ RULES: tuple[Rule, ...] = (
         depth=UNKNOWN,
     ),
 )
+
+
+def guards_command(since: int) -> list[str]:
+    """The command that prints what the guards of a node's memory wrote since then, in Unix seconds."""
+    command = ["journalctl", "--no-pager", "--quiet", "--all", "--output=short", f"--since=@{since}"]
+    return [*command, f"--lines={_NEWEST_LINES}", *" + ".join(_GUARDS).split()]
+
+
+def kills_of_engines(lines: t.Iterable[str]) -> list[str]:
+    """Those of the guards' lines whose victim has an engine's name."""
+    return [line for line, victim in _kills(lines) if _ENGINE.search(victim)]
+
+
+def find_kills(lines: t.Iterable[str]) -> list[Failure]:
+    """A diagnosis for each victim of the guards that may have been an engine, each once.
+
+    systemd-oomd names a control group only, and an engine that was started by hand may be in one of any name.
+    """
+    may_be = [line for line, victim in _kills(lines) if _ENGINE.search(victim) or "systemd-oomd" in victim]
+    found = [find_failure([line], stopped=True) for line in may_be]
+    return list({one["cause"]: one for one in found if one}.values())
+
+
+def _kills(lines: t.Iterable[str]) -> list[tuple[str, str]]:
+    """The lines that tell of a kill, and what each says from the guard's name on."""
+    found = [(line, next(filter(None, (rule.pattern.search(line) for rule in GUARD_RULES)), None)) for line in lines]
+    return [(line, line[match.start() :]) for line, match in found if match]
 
 
 def find_failure(lines: t.Sequence[str], *, stopped: bool) -> Failure | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 GIB = 1024**3
 # systemd.resource-control(5): suffixes are base 1024.
-UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": GIB, "T": 1024**4}
+UNITS = {"": 1, "B": 1, "K": 1024, "M": 1024**2, "G": GIB, "T": 1024**4, "P": 1024**5, "E": 1024**6}
 # cgroup v1 has no word for "no limit": it shows the largest multiple of the page size, which is up to 64 KiB on arm64.
 V1_UNLIMITED = 2**63 - 64 * 1024
 
@@ -63,9 +63,11 @@ def parse_size(text: str | None, *, mem_total: int | None = None) -> int | None:
     size = "infinity" if text is None else text.strip()
     if size == "infinity":
         return None
-    match = re.fullmatch(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)([KMGT%]?)", size)
+    match = re.fullmatch(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)([BKMGTPE%]?)", size)
     if match is None:
-        raise MemoryInputError(f"Size {text!r} is not a number with K, M, G or T (base 1024): write it as in 104G")
+        raise MemoryInputError(
+            f"Size {text!r} is not a number with B, K, M, G, T, P or E (base 1024): write it as in 104G"
+        )
     if match[2] != "%":
         return int(Decimal(match[1]) * UNITS[match[2]])
     if mem_total is None:
@@ -173,19 +175,22 @@ def parse_owners(text: str) -> list[Owner]:
     return [Owner(int(pid), name, int(mib) if re.fullmatch(r"[0-9]{1,20}", mib) else None) for pid, name, mib in rows]
 
 
-def kho_problem(meminfo: dict[str, int]) -> str | None:
-    """Return what is wrong if the kernel has lent its kexec-handover memory out as CMA, else None.
+def oom_kills(pid: int | str, unit: str, *, proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> int | None:
+    """Return how often the kernel has killed in a unit's control group, or None where no counter tells.
 
-    RDMA cannot register memory then ("Cannot allocate memory"), whatever the limit of locked memory. ``meminfo`` is in
-    bytes. Source: https://github.com/NVIDIA/NV-Kernels/pull/591.
+    systemd makes the group anew for each start, so that the count is that of the current one.
     """
-    total, free = meminfo.get("CmaTotal", 0), meminfo.get("CmaFree", 0)
-    if free <= total:
+    try:
+        paths = parse_cgroups(Path(proc, str(pid), "cgroup").read_text(encoding="utf-8", errors="replace"))
+    except (OSError, MemoryInputError):
         return None
-    return (
-        f"CmaFree is {format_gib(free)} of a CmaTotal of {format_gib(total)}, so kexec handover (KHO) has taken memory "
-        "that RDMA cannot register: boot with kho=off, or an older kernel (6.17); it is not the memlock limit"
-    )
+    base, parts = _group(paths, Path(cgroup))
+    if unit not in parts:
+        return None
+    own = base.joinpath(*parts[: parts.index(unit) + 1])
+    name = "memory.oom_control" if "memory" in paths else "memory.events"
+    match = re.search(r"^oom_kill ([0-9]{1,20})$", _read(own / name), re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def _limits_on_the_way(paths: dict[str, str], root: Path) -> Iterator[tuple[int, str]]:

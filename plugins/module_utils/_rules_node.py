@@ -11,6 +11,7 @@ import re
 from ansible_collections.sparks.hy3.plugins.module_utils._situation import (
     ERROR,
     FP4,
+    PARALLEL_FORMATS,
     WARNING,
     Rule,
     Situation,
@@ -113,6 +114,11 @@ def two_guards(s: Situation) -> str | None:
 def kexec_handover(s: Situation) -> str | None:
     total, free = s.node("cma_total", int), s.node("cma_free", int)
     return f"CmaFree is {free} bytes and CmaTotal {total}" if free > total else None
+
+
+def parallel_loader(s: Situation) -> str | None:
+    given = s.argument("load-format")
+    return f"load-format is {given}" if s.text("load-format") in PARALLEL_FORMATS and s.gb10 else None
 
 
 NODE_RULES: tuple[Rule, ...] = (
@@ -245,8 +251,18 @@ NODE_RULES: tuple[Rule, ...] = (
         source="peers disagree on which; none runs both",
     ),
     Rule(
+        "loader-parallel",
+        ERROR,
+        parallel_loader,
+        about="GB10; load-format is one that reads shards in parallel: fastsafetensors, runai_streamer, instanttensor",
+        what="such a loader stages about 24 GiB in host buffers beside the weights, on memory that the GPU shares, and "
+        "the node wedges while it loads",
+        fix="leave load-format out",
+        source="field case B42",
+    ),
+    Rule(
         "kexec-handover",
-        WARNING,
+        ERROR,
         kexec_handover,
         about="CmaFree above CmaTotal",
         what="the kernel gives memory that it reserved for kexec handover to the CMA, where RDMA cannot pin it (ENOMEM "

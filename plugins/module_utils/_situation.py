@@ -18,6 +18,8 @@ SEVERITIES = (ERROR, WARNING, NOTE)
 FP4 = frozenset({"nvfp4", "w4a16"})
 # Compute capability of GB10, https://developer.nvidia.com/cuda-gpus
 GB10 = (12, 1)
+# Values of load-format that read several shards at once through host buffers. vLLM and SGLang.
+PARALLEL_FORMATS = frozenset({"fastsafetensors", "runai_streamer", "runai_streamer_sharded", "instanttensor"})
 
 
 class Unknown(Exception):

@@ -154,6 +154,13 @@ units:
       description: Bytes charged to the unit now, or null where that is not accounted.
       type: int
       returned: always
+    oom_kills:
+      description:
+        - How often the kernel has killed a process of this start for memory, or null where that is not counted. CUDA
+          memory of a DGX Spark is probably not charged to a unit, so V(0) does not say that the node has enough.
+      type: int
+      returned: always
+      sample: 0
     memory_max:
       description: The configured C(MemoryMax) in bytes, or null for none.
       type: int
@@ -400,6 +407,14 @@ engines:
       description: As RV(failure), from the log of a V(driver); null for others.
       type: dict
       returned: always
+kills:
+  description:
+    - Engines of any owner that earlyoom or the kernel killed for memory within a day, and whatever systemd-oomd killed,
+      each as RV(failure). Null without O(find_engines).
+  returned: always
+  type: list
+  elements: dict
+  sample: []
 health:
   description: What the API answers, or null without O(api_url).
   returned: always
@@ -474,7 +489,13 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.sparks.hy3.plugins.module_utils._engine_failures import Failure, find_failure
+from ansible_collections.sparks.hy3.plugins.module_utils._engine_failures import (
+    Failure,
+    find_failure,
+    find_kills,
+    guards_command,
+    kills_of_engines,
+)
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_log import Facts, clean_lines, read_facts
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_processes import (
     EngineProcesses,
@@ -486,6 +507,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._memory import (
     is_delegated,
     memory_limit,
+    oom_kills,
     parse_meminfo,
     swap_limit,
 )
@@ -506,6 +528,9 @@ from ansible_collections.sparks.hy3.plugins.module_utils._units import (
     refuse_secrets,
     show_command,
 )
+
+# How far back to look for an engine that is no longer there, in seconds.
+LOOK_BACK = 24 * 3600
 
 
 class EngineStatus:
@@ -544,6 +569,7 @@ class EngineStatus:
             "digest": started_with.get("HY3_DIGEST"),
             "memory_current": number(shown.get("MemoryCurrent", "")),
             "memory_max": number(shown.get("MemoryMax", "")),
+            "oom_kills": oom_kills(pid, name) if pid else None,
             **self.limits(pid, name),
             "memlock": processes.memlock(pid) if pid else None,
             "argv": mask_argv(processes.argv(pid)) if pid else [],
@@ -568,10 +594,26 @@ class EngineStatus:
         commands = journal_commands(invocation, started=started, now=int(time.time()))
         lines = [line for command in commands for line in clean_lines(self._run(command))]
         facts = read_facts(lines)
-        failure = find_failure(lines, stopped=shown.get("Result") not in ("success", None))
+        stopped = shown.get("Result") not in ("success", None)
+        failure = find_failure(lines, stopped=stopped)
+        if failure or stopped:
+            # Who kills for memory writes elsewhere, and what the engine says then is the echo.
+            killed = kills_of_engines(self._guards(started or int(time.time()) - LOOK_BACK))
+            failure = find_failure([*killed, *lines], stopped=stopped)
         if failure:
             facts["phase"] = "failed"
         return facts, failure
+
+    def _guards(self, since: int) -> list[str]:
+        try:
+            return self._run(guards_command(since)).splitlines()
+        except (Hy3Error, OSError):  # no journal, so nothing is known
+            return []
+
+    def kills(self) -> list[Failure] | None:
+        if not self.params["find_engines"]:
+            return None
+        return find_kills(self._guards(int(time.time()) - LOOK_BACK))
 
     def engines(self) -> list[dict[str, t.Any]] | None:
         if not self.params["find_engines"]:
@@ -645,6 +687,7 @@ class EngineStatus:
             "metrics": metrics,
             "ray": self.ray(),
             "engines": self.engines(),
+            "kills": self.kills(),
             "memory": {"total": memory["MemTotal"], "available": memory["MemAvailable"]},
         }
 

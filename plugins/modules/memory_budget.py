@@ -33,8 +33,8 @@ options:
         required: true
       limit:
         description:
-          - The cap as systemd reads C(MemoryMax), with V(K), V(M), V(G) or V(T) of base 1024, plain bytes, or a share
-            of the node's memory such as V(50%).
+          - The cap as systemd reads C(MemoryMax), with V(K), V(M), V(G), V(T), V(P) or V(E) of base 1024, plain
+            bytes (also with V(B)), or a share of the node's memory such as V(50%).
           - V(infinity), and no value, bound nothing and are refused.
         type: str
   reserve:
@@ -45,15 +45,33 @@ options:
     description:
       - What is really used beside the engine's claim, by a name of your choice, in the syntax of O(caps[].limit). For
         example the raylet, the driver that serves the API on this node, and the buffers of the loader.
-      - These are no caps. A cap says what may be used, and is checked in a sum of its own.
+      - These are no caps. A cap says what may be used, and is checked in a sum of its own. A need above the cap of the
+        same name is a problem.
     type: dict
     default: {}
   compile_jobs:
     description:
       - Compilers that may run at once on a start with a cold cache (C(MAX_JOBS)); each adds 1.5 GiB to O(needs).
-      - V(0) where nothing is compiled.
+      - If it is left out, none is counted, or with O(compiles=true) one for each CPU of the node, as C(ninja) starts
+        them then.
     type: int
-    default: 0
+  compiles:
+    description: Whether a start with a cold cache compiles kernels, so that O(compile_jobs) must be bounded.
+    type: bool
+    default: false
+  load_format:
+    description:
+      - The engine's C(load-format). A parallel loader (V(fastsafetensors), V(runai_streamer) and its relatives) stages
+        24 GiB in host buffers, which then is the need C(loader) if O(needs) has less.
+    type: str
+    default: auto
+  floor:
+    description:
+      - What must be available at the least before a start, whatever the engine claims, in the syntax of
+        O(caps[].limit).
+      - Only checked with O(idle=true).
+    type: str
+    default: "0"
   gpu_memory_utilization:
     description:
       - vLLM's share of the node's memory for everything it allocates, above 0 and up to 1.
@@ -129,7 +147,8 @@ options:
   idle:
     description:
       - Whether the engine does not run on this node, so that what is available now is what it finds at its start.
-      - With V(true) its claim is compared with that, too, and processes that hold GPU memory are listed.
+      - With V(true) its claim is compared with that, too, and processes that hold GPU memory are listed. Of SGLang,
+        which takes a share of what it finds, that share must hold the weights and one request of O(max_model_len).
     type: bool
     default: false
   meminfo:
@@ -289,6 +308,11 @@ unknown:
   type: list
   elements: str
   sample: []
+idle:
+  description: O(idle), to tell whose RV(mem_available) is what an engine finds at its start.
+  returned: success
+  type: bool
+  sample: true
 fits:
   description: Whether there are no RV(problems).
   returned: success
@@ -302,6 +326,7 @@ problems:
   sample: []
 """
 
+import os
 import typing as t
 from dataclasses import asdict
 from pathlib import Path
@@ -309,6 +334,8 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.sparks.hy3.plugins.module_utils._budget import (
+    COMPILERS,
+    PARALLEL_LOADER,
     Cap,
     Engine,
     ObjectStore,
@@ -321,11 +348,11 @@ from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._memory import (
     MemoryInputError,
     Owner,
-    kho_problem,
     parse_meminfo,
     parse_owners,
     parse_size,
 )
+from ansible_collections.sparks.hy3.plugins.module_utils._situation import PARALLEL_FORMATS
 from ansible_collections.sparks.hy3.plugins.module_utils._weights import count
 
 GPU_QUERY = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits"]
@@ -365,6 +392,13 @@ class Budget:
             self.unknown.append(str(exc))
             return None
 
+    def jobs(self) -> int:
+        """MAX_JOBS as ninja reads it; without, it starts one compiler for each CPU."""
+        given: int | None = self.params["compile_jobs"]
+        if given is not None:
+            return given
+        return os.cpu_count() or 1 if self.params["compiles"] else 0
+
     def owners(self) -> list[Owner]:
         if not self.params["idle"] or self.module.get_bin_path(GPU_QUERY[0]) is None:
             return []
@@ -387,8 +421,10 @@ class Budget:
         engine = self.engine(rank)
         reserve = self.size("reserve", self.params["reserve"])
         needs = {name: self.size(f"need {name}", size) for name, size in self.params["needs"].items()}
-        if compiling := compile_transient(self.params["compile_jobs"]):
-            needs["compilers"] = compiling
+        if self.params["load_format"] in PARALLEL_FORMATS:
+            needs["loader"] = max(needs.get("loader", 0), PARALLEL_LOADER)
+        if compiling := compile_transient(self.jobs()):
+            needs[COMPILERS] = compiling
         verdict = judge(
             mem_total=self.meminfo["MemTotal"],
             reserve=reserve,
@@ -397,6 +433,7 @@ class Budget:
             needs=needs,
             object_store=store and ObjectStore(store["cap"], self.size("object_store", store["size"])),
             available=self.meminfo["MemAvailable"] if self.params["idle"] else None,
+            floor=self.size("floor", self.params["floor"]),
         )
         rows = table(
             engine=engine,
@@ -407,8 +444,6 @@ class Budget:
             mem_total=self.meminfo["MemTotal"],
         )
         predicted = asdict(verdict.prediction)
-        kho = kho_problem(self.meminfo)
-        problems = verdict.problems + ([kho] if kho else [])
         return {
             "mem_total": self.meminfo["MemTotal"],
             "mem_available": self.meminfo["MemAvailable"],
@@ -421,8 +456,9 @@ class Budget:
             "missing": verdict.missing,
             "table": [{"name": name, "bytes": size} for name, size in rows],
             "owners": [owner._asdict() for owner in self.owners()],
-            "fits": not problems,
-            "problems": problems,
+            "idle": self.params["idle"],
+            "fits": not verdict.problems,
+            "problems": verdict.problems,
         }
 
 
@@ -439,7 +475,10 @@ def main() -> None:
             },
             "reserve": {"type": "str", "default": "4G"},
             "needs": {"type": "dict", "default": {}},
-            "compile_jobs": {"type": "int", "default": 0},
+            "compile_jobs": {"type": "int"},
+            "compiles": {"type": "bool", "default": False},
+            "load_format": {"type": "str", "default": "auto"},
+            "floor": {"type": "str", "default": "0"},
             "gpu_memory_utilization": {"type": "float"},
             "mem_fraction_static": {"type": "float"},
             "kv_cache_memory": {"type": "str"},

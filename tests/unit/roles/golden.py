@@ -95,6 +95,9 @@ API: Differences = {
 TOKEN = "Ray runs code for whoever reaches its ports, unless it has a token (decision 6)"
 
 
+COMPILERS = "on a cold cache ninja starts a compiler of 1.5 GiB for each of 20 cores (case B42)"
+
+
 def environment_of_both(cluster: str) -> Differences:
     """Of raylets and driver."""
     return {
@@ -108,6 +111,7 @@ def environment_of_both(cluster: str) -> Differences:
         "VLLM_CONFIG_ROOT": Ours("/etc/hy3/vllm", "where ray_non_carry_over_env_vars.json lies (decision 3)"),
         "VLLM_NO_USAGE_STATS": Ours("1", "a private cluster reports to nobody"),
         "VLLM_ENGINE_READY_TIMEOUT_S": Ours("2400", "the default of 600 s is shorter than a cold start"),
+        "MAX_JOBS": Ours("2", COMPILERS),
         "RAY_USAGE_STATS_ENABLED": Ours("0", "a private cluster reports to nobody"),
     }
 

@@ -263,7 +263,7 @@ SGLANG: dict[str, set[str]] = {
 OPTIONAL = {
     "": {"packages", "notice", "speculative_args"},
     "checkpoint": {"repository", "shards", "size_gb"},
-    "memory": {"needs", "engine_overhead"},
+    "memory": {"needs", "engine_overhead", "floor"},
 }
 CLOSED = ("", "checkpoint", "memory", "memory.head", "memory.worker", "smoke", "readback")
 

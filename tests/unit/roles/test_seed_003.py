@@ -9,6 +9,7 @@ The card's command is for SGLang 0.5.14. Which of its flags 0.5.23 takes is run 
 from __future__ import annotations
 
 from ansible_collections.sparks.hy3.tests.unit.roles.golden import (
+    COMPILERS,
     NCCL_LOG,
     SERVE,
     UNIT,
@@ -96,6 +97,7 @@ def environment_of(node: str) -> Differences:
             "a container's image has its own; JIT compilers need nvcc and ninja",
         ),
         "SGLANG_HOST_IP": Ours(ADDRESSES[node], "else its message queue may advertise the Wi-Fi's address (case B93)"),
+        "MAX_JOBS": Ours("2", COMPILERS),
         "NCCL_IB_DISABLE": Ours("0", "LibertAI's, seed 000"),
         "NCCL_IB_GID_INDEX": Ours("3", "found at each start (decision 4)"),
         "NCCL_IB_HCA": Ours(f"={HCA}", "exact; without = NCCL takes every HCA whose name begins so"),

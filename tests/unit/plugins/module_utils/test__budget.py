@@ -8,15 +8,19 @@ import typing as t
 
 import pytest
 from ansible_collections.sparks.hy3.plugins.module_utils._budget import (
+    COMPILERS,
     ENGINE_OVERHEAD,
+    PARALLEL_LOADER,
     Cap,
     Engine,
     ObjectStore,
     Rank,
+    balance,
     compile_transient,
     device_budget,
     judge,
     predict,
+    static_need,
     table,
 )
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
@@ -147,6 +151,53 @@ def test_what_a_start_takes_for_a_while(loader: int, jobs: int, total: float, fi
     verdict = judge(mem_total=box, reserve=8 * GIB, engine=engine, needs=needs)
     rows = dict(table(engine=engine, parts={}, needs=needs, reserve=8 * GIB, verdict=verdict, mem_total=box))
     assert (round((box - rows["left"]) / GIB, 2), not verdict.problems) == (total, fits)
+
+
+def test_too_many_compilers_are_named_with_a_number_that_fits() -> None:
+    """B42: MAX_JOBS is not set on 20 cores."""
+    engine = Engine(kv_cache_memory=12 * GIB, overhead=0, rank=HY3._replace(weights=84 * GIB))
+    box, needs = int(121.6 * GIB), {"loader": 2 * GIB, COMPILERS: compile_transient(20)}
+    [problem] = judge(mem_total=box, reserve=8 * GIB, engine=engine, needs=needs).problems
+    assert "compilers 30.00 GiB" in problem
+    assert problem.endswith("set MAX_JOBS to 10 (hy3_engine_env), or lower the size of the KV pool, or leave it out")
+    fewer = {**needs, COMPILERS: compile_transient(10)}
+    assert judge(mem_total=box, reserve=8 * GIB, engine=engine, needs=fewer).problems == []
+    more = {"loader": PARALLEL_LOADER, COMPILERS: compile_transient(2)}
+    [problem] = judge(mem_total=box, reserve=8 * GIB, engine=engine, needs=more).problems
+    assert "MAX_JOBS" not in problem
+
+
+# id, caps in GiB, needs in GiB, beginnings of the problems
+TEST_NEEDS: list[tuple[str, dict[str, int], dict[str, int], list[str]]] = [
+    ("below", {"ray": 2, "serve": 1}, {"ray": 2, "serve": 1}, []),
+    (
+        "both above",
+        {"ray": 2, "serve": 1},
+        {"ray": 6, "serve": 8},
+        [
+            "The cap ray is 2.00 GiB and 6.00 GiB are needed there: raise it to at least 6.00 GiB",
+            "The cap serve is 1.00 GiB and 8.00 GiB are needed there: raise it to at least 8.00 GiB",
+        ],
+    ),
+    ("a need without a cap", {"ray": 2}, {"loader": 24}, []),
+    ("none is allowed", {"ray": 0}, {}, ["The cap ray is 0, under which nothing starts"]),
+    ("none is allowed and some is needed", {"ray": 0}, {"ray": 1}, ["The cap ray is 0.00 GiB and 1.00 GiB are needed"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("units", "needs", "beginnings"), [case[1:] for case in TEST_NEEDS], ids=[case[0] for case in TEST_NEEDS]
+)
+def test_needs_under_their_caps(units: dict[str, int], needs: dict[str, int], beginnings: list[str]) -> None:
+    found = judge(
+        mem_total=SPARK,
+        reserve=4 * GIB,
+        caps=caps(**units),
+        engine=Engine(gpu_memory_utilization=0.7),
+        needs={name: size * GIB for name, size in needs.items()},
+    ).problems
+    assert len(found) == len(beginnings)
+    assert all(problem.startswith(beginning) for problem, beginning in zip(found, beginnings, strict=True))
 
 
 # ---- The published recipes, with the profile's needs
@@ -316,7 +367,107 @@ def test_sglang_advice_is_in_its_own_share() -> None:
     assert judge(mem_total=SPARK, reserve=4 * GIB, engine=better, needs=HEAD_NEEDS, available=FREE).problems == []
 
 
+# id, weights of a rank in GiB, longest request, available and floor in GiB, missing in GiB, words of the problems
+StaticCase = tuple[int, int | None, float, int, float, list[str]]
+TEST_STATIC: list[tuple[str, StaticCase]] = [
+    ("as after boot", (42, 262144, 111.4, 0, 0, [])),
+    ("enough is left", (42, 262144, 81.0, 0, 0, [])),
+    (
+        "B94 the floor of all nodes",
+        (
+            42,
+            262144,
+            81.0,
+            100,
+            19.0,
+            ["81.00 GiB are available on this node now and 100.00 GiB must be before a start: end what uses 19.00 GiB"],
+        ),
+    ),
+    ("B94 the others", (42, 262144, 113.8, 100, 0, [])),
+    (
+        "B116 a moment after a stop",
+        (
+            42,
+            262144,
+            14.2,
+            0,
+            60.3,
+            ["so 74.46 GiB must be, and 14.20 GiB are available on this node now: end what uses 60.26 GiB"],
+        ),
+    ),
+    ("B116 a minute later", (42, 262144, 113.9, 0, 0, [])),
+    ("the weights alone", (42, None, 50.0, 0, 10.0, ["so 60.00 GiB must be, and 50.00 GiB are available"])),
+    ("what no node of this size has", (90, 8192, 111.4, 0, 17.6, ["use more nodes, a smaller checkpoint"])),
+]
+
+
+@pytest.mark.parametrize("case", [case[1] for case in TEST_STATIC], ids=[case[0] for case in TEST_STATIC])
+def test_sglang_against_what_is_available(case: StaticCase) -> None:
+    weights, context, available, floor, missing, words = case
+    rank = Rank(weights * GIB, 41_472, 262144)
+    engine = Engine(mem_fraction_static=0.70, max_model_len=context, rank=rank, overhead=GIB)
+    found = judge(mem_total=SPARK, reserve=4 * GIB, engine=engine, available=int(available * GIB), floor=floor * GIB)
+    assert round(found.missing / GIB, 1) == missing
+    assert len(found.problems) == len(words)
+    assert all(part in problem for problem, part in zip(found.problems, words, strict=True))
+
+
+def test_what_is_missing_is_what_would_be_enough() -> None:
+    engine = Engine(mem_fraction_static=0.70, max_model_len=262144, rank=Rank(42 * GIB, 41_472, 262144))
+    for short, problems in ((0, 0), (1, 1)):
+        available = static_need(engine) - short
+        found = judge(mem_total=SPARK, reserve=4 * GIB, engine=engine, available=available)
+        assert (found.missing, len(found.problems)) == (short, problems)
+
+
+def test_a_floor_holds_for_any_engine() -> None:
+    """B116: 61 GiB are back after 30 s, the floor is 112."""
+    engine = Engine(gpu_memory_utilization=0.30)
+    found = [
+        judge(mem_total=SPARK, reserve=4 * GIB, engine=engine, available=int(size * GIB), floor=112 * GIB)
+        for size in (61.0, 113.9)
+    ]
+    assert [(round(one.missing / GIB, 1), len(one.problems)) for one in found] == [(51.0, 1), (0, 0)]
+    assert judge(mem_total=SPARK, reserve=4 * GIB, engine=engine, floor=112 * GIB).problems == []
+
+
+# id, available in GiB by node, what each lacks in GiB
+TEST_BALANCE: list[tuple[str, dict[str, float], dict[str, float]]] = [
+    ("B94", {"n1": 114.2, "n2": 81.0, "n3": 113.8}, {"n2": 21.78}),
+    ("healthy", {"n1": 114.2, "n2": 111.4}, {}),
+    ("at the limit", {"n1": 100, "n2": 90}, {}),
+    ("two of three", {"n1": 20, "n2": 30, "n3": 110}, {"n1": 79, "n2": 69}),
+    ("alone", {"n1": 3}, {}),
+    ("nobody", {}, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("available", "lacking"), [case[1:] for case in TEST_BALANCE], ids=[case[0] for case in TEST_BALANCE]
+)
+def test_balance(available: dict[str, float], lacking: dict[str, float]) -> None:
+    found = balance({node: int(size * GIB) for node, size in available.items()})
+    assert {node: round(size / GIB, 2) for node, size in found.items()} == lacking
+
+
 # ---- What is not known
+
+
+# id, engine, claim in GiB
+TEST_FIXED: list[tuple[str, Engine, float]] = [
+    ("pool alone", Engine(kv_cache_memory=500 * GIB, overhead=5 * GIB), 505),
+    ("a share that is ignored", Engine(kv_cache_memory=500 * GIB, gpu_memory_utilization=0.5, overhead=5 * GIB), 505),
+    ("and one that is larger", Engine(kv_cache_memory=GIB, gpu_memory_utilization=0.99, overhead=5 * GIB), 6),
+]
+
+
+@pytest.mark.parametrize(("engine", "claim"), [case[1:] for case in TEST_FIXED], ids=[case[0] for case in TEST_FIXED])
+def test_a_fixed_pool_without_known_weights_is_a_lower_bound(engine: Engine, claim: float) -> None:
+    found = judge(mem_total=SPARK, reserve=4 * GIB, engine=engine)
+    assert found.prediction.claim == claim * GIB
+    assert found.prediction.unknown == ("The weights of a rank are not known, so neither is its KV pool.",)
+    assert (len(found.problems) == 1) == (claim > 117)
+    assert all("lower the size of the KV pool" in problem for problem in found.problems)
 
 
 def test_an_engine_without_a_share_is_not_guessed() -> None:

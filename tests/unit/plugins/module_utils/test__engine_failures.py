@@ -5,10 +5,26 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.sparks.hy3.plugins.module_utils._engine_failures import RULES, find_failure
+from ansible_collections.sparks.hy3.plugins.module_utils._engine_failures import (
+    RULES,
+    find_failure,
+    find_kills,
+    guards_command,
+    kills_of_engines,
+)
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_log import clean_lines
 
 SHAPES = "RuntimeError: The size of tensor a (2048) must match the size of tensor b (4096) at non-singleton dimension 1"
+
+OOMD = (
+    "systemd-oomd[840]: Killed /user.slice/user-1000.slice/user@1000.service/app.slice/{} due to memory pressure for "
+    "/user.slice/user-1000.slice/user@1000.service being 61.10% > 50.00% for > 20s with reclaim activity"
+)
+EARLYOOM = 'earlyoom[611]: sending SIG{} to process 4242 uid 1000 "{}": oom_score 1213, VmRSS 91120 MiB, cmdline "{}"'
+KERNEL = "kernel: oom-kill:constraint=CONSTRAINT_{}cpuset=/,mems_allowed=0,{}task_memcg={},task={},pid=7,uid=1000"
+MEMCG = KERNEL.format("MEMCG,", "oom_memcg=/hy3.slice,", "/hy3.slice/hy3-ray.service", "ray::RayWorkerW")
+GLOBAL = KERNEL.format("NONE,", "global_oom,", "/system.slice/hy3-serve.service", "VLLM::EngineCor")
+RAY = "Memory on the node (IP: 10.77.0.2, ID: 3f) where the task ran was 113.50GB / 119.70GB (0.948204), which exceeds"
 
 # (id, log, words of the cause, words of the way out)
 TEST_FATAL: list[tuple[str, str, str, str]] = [
@@ -133,6 +149,46 @@ TEST_FATAL: list[tuple[str, str, str, str]] = [
     ),
     ("flashinfer-missing", "ModuleNotFoundError: No module named 'flashinfer'", "flashinfer", "FLASHINFER_SAMPLER=0"),
     ("out-of-memory", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "ran out", "max_model_len"),
+    (
+        "B30",
+        "ray.exceptions.OutOfMemoryError: 1 worker(s) were killed due to the node running low on memory. Memory on the "
+        "node (IP: 10.77.0.2) was 113.50GB / 119.70GB (0.948204)",
+        "Ray's memory monitor killed a worker on 10.77.0.2 at 113.50GB of 119.70GB",
+        "RAY_memory_monitor_refresh_ms=0 in the environment of every `ray start`",
+    ),
+    ("ray-monitor-second-line", RAY, "a worker on 10.77.0.2 at 113.50GB", "RAY_memory_monitor_refresh_ms"),
+    (
+        "ray-monitor-first-line",
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+        "the GPU did not run out",
+        "RAY_memory_monitor_refresh_ms",
+    ),
+    (
+        "out-of-memory-in-a-ray-task",
+        "ray.exceptions.RayTaskError(OutOfMemoryError): ray::RayWorkerWrapper torch.OutOfMemoryError: CUDA out of",
+        "A rank ran out of GPU memory",
+        "max_model_len",
+    ),
+    ("B41", OOMD.format("ray-head.scope"), "systemd-oomd killed ray-head.scope (memory pressure)", "system unit"),
+    (
+        "oomd-swap",
+        "systemd-oomd[1]: Killed /system.slice/hy3-ray.service due to memory used (1) / total (2) and swap used (3)",
+        "systemd-oomd killed hy3-ray.service (memory used)",
+        "system unit",
+    ),
+    (
+        "earlyoom",
+        EARLYOOM.format("TERM", "VLLM::Worker", "VLLM::Worker"),
+        "killed VLLM::Worker (process 4242)",
+        "Lower",
+    ),
+    (
+        "kernel-cap",
+        MEMCG,
+        "killed ray::RayWorkerW in hy3-ray.service, which had reached its memory limit",
+        "hy3_memory",
+    ),
+    ("kernel-node", GLOBAL, "killed VLLM::EngineCor in hy3-serve.service, because the node had no", "Lower"),
     ("ray-gone", "ConnectionError: Could not find any running Ray instance.", "Ray cluster", "hy3-ray.service"),
     (
         "generic",
@@ -201,6 +257,62 @@ def test_root_cause(log: str, line: str) -> None:
     assert failure is not None
     assert line in failure["line"]
     assert "repeated" not in failure["line"]
+
+
+# ---- Who killed it
+
+# (id, lines of the guards, causes for the doctor, how many are of an engine by name)
+TEST_KILLS: list[tuple[str, list[str], list[str], int]] = [
+    ("B41", [OOMD.format("ray-head.scope")], ["systemd-oomd killed ray-head.scope (memory pressure)"], 1),
+    (
+        "a scope that says nothing may be an engine's",
+        [OOMD.format("run-r25ac.scope")],
+        ["systemd-oomd killed run-r25ac.scope (memory pressure)"],
+        0,
+    ),
+    (
+        "both signals of earlyoom are one kill",
+        [EARLYOOM.format(signal, "VLLM::Worker", "VLLM::Worker") for signal in ("TERM", "KILL")],
+        ["earlyoom killed VLLM::Worker (process 4242), because the node was short of memory"],
+        2,
+    ),
+    (
+        "an engine by its command line",
+        [EARLYOOM.format("TERM", "python3", "/opt/hy3/venv/bin/python3 -m vllm.entrypoints")],
+        ["earlyoom killed python3 (process 4242), because the node was short of memory"],
+        1,
+    ),
+    ("somebody's browser", [EARLYOOM.format("TERM", "firefox", "/usr/bin/firefox")], [], 0),
+    ("earlyoom's test of itself", [EARLYOOM.format("0", "vllm", "vllm").replace("SIG0", "0 (no-op signal)")], [], 0),
+    (
+        "the cap of a unit, said once",
+        [MEMCG, "kernel: Memory cgroup out of memory: Killed process 7 (ray::RayWorkerW) total-vm:1kB"],
+        ["The kernel killed ray::RayWorkerW in hy3-ray.service, which had reached its memory limit"],
+        1,
+    ),
+    ("nothing", ["systemd-oomd[840]: Swap is currently not detected", ""], [], 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "causes", "named"), [row[1:] for row in TEST_KILLS], ids=[row[0] for row in TEST_KILLS]
+)
+def test_kills(lines: list[str], causes: list[str], named: int) -> None:
+    assert [one["cause"] for one in find_kills(lines)] == causes
+    assert len(kills_of_engines(lines)) == named
+
+
+def test_a_kill_is_nearer_to_the_root_than_its_echo() -> None:
+    log = ["ray.exceptions.ActorDiedError: The actor died", "RuntimeError: Engine core initialization failed."]
+    failure = find_failure([*kills_of_engines([OOMD.format("ray-head.scope")]), *log], stopped=False)
+    assert failure is not None
+    assert failure["cause"].startswith("systemd-oomd killed ray-head.scope")
+
+
+def test_guards_are_asked_in_one_command() -> None:
+    assert guards_command(5)[-6:] == [
+        *("--lines=5000", "SYSLOG_IDENTIFIER=systemd-oomd", "+", "SYSLOG_IDENTIFIER=earlyoom", "+", "_TRANSPORT=kernel")
+    ]
 
 
 NEUTRAL = [

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def test_head_of_a_pair_fits(meminfo: str) -> None:
         },
         "largest_share": 0.91,
         "missing": 0,
+        "idle": True,
         "unknown": [],
         "fits": True,
         "problems": [],
@@ -103,11 +105,39 @@ def test_a_checkpoint_that_cannot_be_counted_is_unknown(tmp_path: Path, meminfo:
     assert result["unknown"][0].startswith(f"{tmp_path}/none/config.json cannot be read (No such file or directory)")
 
 
-def test_kernel_that_lends_memory_out(tmp_path: Path) -> None:
+def test_kernel_that_lends_memory_out_is_for_a_rule(tmp_path: Path) -> None:
+    """B34: rule kexec-handover says it, and hy3_allow can accept that."""
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 127600748 kB\nMemAvailable: 1 kB\nCmaTotal: 0 kB\nCmaFree: 9742336 kB\n")
-    result = run_module("memory_budget", meminfo=str(meminfo))
-    assert (result["fits"], result["problems"][0][:33]) == (False, "CmaFree is 9.29 GiB of a CmaTotal")
+    assert run_module("memory_budget", meminfo=str(meminfo))["problems"] == []
+
+
+# id, arguments, rows of the table in GiB
+TEST_STARTS: list[tuple[str, dict[str, Any], dict[str, float]]] = [
+    ("nothing is compiled", {}, {}),
+    ("MAX_JOBS", {"compiles": True, "compile_jobs": 2}, {"compilers": 3}),
+    ("B42 MAX_JOBS is not set", {"compiles": True}, {"compilers": 1.5 * (os.cpu_count() or 1)}),
+    ("a number alone counts", {"compile_jobs": 2}, {"compilers": 3}),
+    ("B42 a parallel loader", {"load_format": "fastsafetensors"}, {"loader": 24}),
+    ("more than was stated", {"load_format": "runai_streamer", "needs": {"loader": "2G"}}, {"loader": 24}),
+    ("less than was stated", {"load_format": "runai_streamer", "needs": {"loader": "40G"}}, {"loader": 40}),
+    ("the default loader", {"load_format": "auto", "needs": {"loader": "2G"}}, {"loader": 2}),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rows"), [case[1:] for case in TEST_STARTS], ids=[case[0] for case in TEST_STARTS]
+)
+def test_what_a_start_takes(meminfo: str, arguments: dict[str, Any], rows: dict[str, float]) -> None:
+    table = run_module("memory_budget", meminfo=meminfo, **arguments)["table"]
+    found = {row["name"]: row["bytes"] / 1024**3 for row in table}
+    assert {name: size for name, size in found.items() if name in ("compilers", "loader")} == rows
+
+
+def test_a_floor_is_missing(meminfo: str) -> None:
+    result = run_module("memory_budget", meminfo=meminfo, floor="114G", idle=True)
+    assert (result["missing"], result["fits"]) == (114 * 1024**3 - 121411960832, False)
+    assert run_module("memory_budget", meminfo=meminfo, floor="114G")["missing"] == 0
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ class Node:
         """
         path = self._root / (place or "").lstrip("/")
         try:
-            inside = re.match(r"/proc/\d+/root/", venv or "")
+            inside = re.match(r"/proc/\d+/root(?=/)", venv or "")
             run = bool(place) and (bool(inside) or (path.is_file() and os.access(path, os.X_OK)))
         except (OSError, ValueError):
             run = False

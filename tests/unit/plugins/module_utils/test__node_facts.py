@@ -188,7 +188,7 @@ def test_a_spark(tmp_path: Path) -> None:
         ("/usr/local/cuda/bin", "/opt/venv", False),
         ("/usr/local/cuda/bin/text", "/opt/venv", False),
         ("/gone/ptxas", "/opt/venv", False),
-        ("/gone/ptxas", "/proc/7/root/opt/venv", True),
+        ("/gone/ptxas", "/proc/7/root" + "/opt/venv", True),
         ("\0", "/opt/venv", False),
     ],
 )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import typing as t
 
+from ansible_collections.sparks.hy3.plugins.module_utils._started_fabric import node_fabric, started_faults
+
 DOCUMENTATION = r"""
 name: doctor_faults
 short_description: What was seen on one node, as a list of faults
@@ -23,6 +25,8 @@ options:
         C(memory) and C(rules). What is missing or skipped was not asked for.
       - C(plan) is the fact C(hy3_failure) where the inventory was refused, so that there is no plan.
       - C(strangers) is what filter P(sparks.hy3.occupant_problems#filter) returns.
+      - C(hcas) are all HCA ports as M(sparks.hy3.fabric_info) gives them, C(interfaces) the names of all network
+        interfaces. Without them only those of the fabric address are known.
   host:
     type: str
     required: true
@@ -111,6 +115,25 @@ def _overwritten(change: Facts) -> tuple[str, str]:
     )
 
 
+def _fabric(seen: Facts) -> list[tuple[str, str, str]]:
+    """Severity, check and sentence for fabric variables of processes with ranks that do not work on this node."""
+    roce, engines = seen.get("roce") or {}, (seen.get("found") or {}).get("engines") or []
+    node = node_fabric(roce, seen.get("hcas") or [], seen.get("interfaces") or [])
+    if not node:
+        return []
+    # Ray's raylet hands its environment to the ranks; the driver beside it has none of them.
+    by_ray = any(one["kind"] == "raylet" for one in engines)
+    who: dict[tuple[str, str], list[str]] = {}
+    for one in engines:
+        ranks = one["kind"] in ("raylet", "worker", "engine_core") or (one["kind"] == "driver" and not by_ray)
+        for fault in started_faults(one.get("environment") or {}, node) if ranks else []:
+            who.setdefault(fault, []).append(f"{one['kind']} {one['pid']}")
+    return [
+        (severity, "fabric", f"Started with {sentence} ({', '.join(names)}).")
+        for (severity, sentence), names in who.items()
+    ]
+
+
 def _unknown(seen: Facts) -> list[tuple[str, str]]:
     """What cannot be known from outside."""
     unknown: list[tuple[str, str]] = []
@@ -149,6 +172,7 @@ def doctor_faults(seen: Facts, host: str, address: str) -> list[Fault]:
     if not smoke.get("skipped") and smoke.get("ok") is False:
         found.append(("smoke", f"The endpoint did not answer as it must: {_message(smoke)}"))
     faults = [{"host": host, "severity": "error", "rule": rule, "sentence": text} for rule, text in found]
+    faults += [{"host": host, "severity": how, "rule": rule, "sentence": text} for how, rule, text in _fabric(seen)]
     for one in (seen.get("rules") or {}).get("findings") or []:
         if not one["allowed"]:
             text = f"{one['found']}, and {one['what']}; {one['fix']}."

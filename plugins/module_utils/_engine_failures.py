@@ -166,6 +166,13 @@ RULES: tuple[Rule, ...] = (
         _RECIPE,
     ),
     _rule(
+        r"ptxas\S* fatal\s*: Value '(?P<arch>sm_\w+)' is not defined",
+        "The ptxas that compiled a kernel does not know {arch}; Triton older than 3.6 brings one of CUDA 12.8",
+        "Set TRITON_PTXAS_PATH to /usr/local/cuda/bin/ptxas of CUDA 13.0 on every node (hy3_engine_env), or install an "
+        "engine whose torch brings Triton 3.6 or newer",
+        "Triton issue 8539; Triton wheels 3.5.1 and 3.6.0, read",
+    ),
+    _rule(
         r"b12x fused MoE requires CUDA 13",
         "The b12x MoE backend refuses a CUDA 12 build, and hangs in its compiler on CUDA 13 builds of that time",
         "Serve with moe_backend marlin on a CUDA 13 build of vLLM",

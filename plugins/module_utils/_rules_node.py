@@ -22,6 +22,8 @@ from ansible_collections.sparks.hy3.plugins.module_utils._situation import (
 FIRST_PERSON = 1000
 # First CUDA release that knows sm_121.
 FIRST_SM_121 = (12, 9)
+# First Triton with a second ptxas, of CUDA 12.9, for capability 10 and newer; the first is of 12.8.
+FIRST_PTXAS_BLACKWELL = (3, 6)
 
 
 def machine(s: Situation) -> str | None:
@@ -86,6 +88,17 @@ def arch_list(s: Situation) -> str | None:
     if not given or not s.gb10 or re.search(r"12\.[01]", given):
         return None
     return f"TORCH_CUDA_ARCH_LIST is {given}"
+
+
+def old_ptxas(s: Situation) -> str | None:
+    triton = s.package("triton")
+    if not triton or release_of(triton) >= FIRST_PTXAS_BLACKWELL or not s.gb10:
+        return None
+    told = s.node("ptxas", dict)
+    if told.get("run"):
+        return None
+    what = f"names {told['path']}, which is no program here" if told.get("path") else "is not set"
+    return f"Triton is {triton} and TRITON_PTXAS_PATH {what}"
 
 
 def few_gpus(s: Situation) -> str | None:
@@ -222,6 +235,17 @@ NODE_RULES: tuple[Rule, ...] = (
         what="kernels compiled at run time are then not built for this GPU",
         fix="set it to 12.1a, or take it out",
         source="field case B128",
+    ),
+    Rule(
+        "triton-ptxas",
+        WARNING,
+        old_ptxas,
+        about="GB10; Triton older than 3.6; TRITON_PTXAS_PATH is not set where the ranks start, or names no program",
+        what="the ptxas that it brings is then used, which is of CUDA 12.8 and does not know sm_121a, so the first "
+        "kernel that it compiles dies",
+        fix="set TRITON_PTXAS_PATH to the system's (/usr/local/cuda/bin/ptxas of CUDA 13.0) on every node, or install "
+        "an engine whose torch brings Triton 3.6 or newer",
+        source="Triton wheels 3.5.1 and 3.6.0, read; Triton issue 8539; field case B128",
     ),
     Rule(
         "remove-ipc",

@@ -21,9 +21,12 @@ from ansible_collections.sparks.hy3.plugins.module_utils._situation import (
 
 def no_gloo(s: Situation) -> str | None:
     environment = s.ray_variable if s.by_ray else s.variable
-    if not several_nodes(s) or environment("GLOO_SOCKET_IFNAME"):
+    if not several_nodes(s):
         return None
-    return "GLOO_SOCKET_IFNAME is not set"
+    value = environment("GLOO_SOCKET_IFNAME")
+    if value and not value.startswith(("=", "^")):
+        return None
+    return f"GLOO_SOCKET_IFNAME is {value or 'not set'}"
 
 
 def no_rdma(s: Situation) -> str | None:
@@ -123,9 +126,10 @@ PROCESS_RULES: tuple[Rule, ...] = (
         "gloo-interface",
         ERROR,
         no_gloo,
-        about="several nodes; GLOO_SOCKET_IFNAME is not set where the ranks start",
-        what="Gloo may offer 127.0.0.1 to the other nodes (connectFullMesh, connection refused)",
-        fix="set it to the fabric interface of each node",
+        about="several nodes; GLOO_SOCKET_IFNAME is not set where the ranks start, or begins with NCCL's = or ^",
+        what="Gloo may offer 127.0.0.1 to the other nodes (connectFullMesh, connection refused), or looks for an "
+        "interface of that very name",
+        fix="set it to the plain name of each node's fabric interface",
         source=RECIPE,
     ),
     Rule(

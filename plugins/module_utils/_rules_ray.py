@@ -53,7 +53,7 @@ def of_the_driver(s: Situation) -> list[str]:
 
 
 def no_executor(s: Situation) -> str | None:
-    executor = s.text("distributed-executor-backend")
+    executor = s.exact("distributed-executor-backend")
     if not several_nodes(s) or executor in ("ray", "external_launcher") or s.number("nnodes"):
         return None
     return f"distributed-executor-backend is {executor or 'not set'} on {s.nodes} nodes"

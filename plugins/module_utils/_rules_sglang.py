@@ -6,17 +6,21 @@
 
 from __future__ import annotations
 
+from ansible_collections.sparks.hy3.plugins.module_utils._rules_ray import several_nodes
 from ansible_collections.sparks.hy3.plugins.module_utils._situation import (
     ERROR,
     NOTE,
     WARNING,
     Rule,
     Situation,
+    Unknown,
 )
 
 CARD = "seed 003 (vroomfondel W4A4, SGLang 0.5.14, four Sparks)"
 WHEELS = "SGLang wheels 0.5.11 to 0.5.23, read"
-NO_FAMILY_100 = {"flashinfer_trtllm", "flashinfer_cutedsl", "cutedsl", "cute_dsl"}
+# In the name of each kernel that is for capability family 100 only, with whatever before and after.
+FAMILY_100 = ("trtllm", "cutedsl", "cute_dsl")
+ATTENTION = ("attention-backend", "prefill-attention-backend", "decode-attention-backend")
 
 
 def too_old(s: Situation) -> str | None:
@@ -37,7 +41,7 @@ def backends(s: Situation) -> str | None:
     odd = [
         f"{name} is {s.text(name)}"
         for name in ("moe-runner-backend", "fp4-gemm-backend")
-        if s.text(name) in NO_FAMILY_100
+        if any(word in (s.text(name) or "") for word in FAMILY_100)
     ]
     return " and ".join(odd) if odd and s.gb10 else None
 
@@ -53,14 +57,41 @@ def cutlass_on_cpu(s: Situation) -> str | None:
 
 
 def attention(s: Situation) -> str | None:
-    names = ("attention-backend", "prefill-attention-backend", "decode-attention-backend")
-    odd = [name for name in names if s.text(name) == "flashinfer"]
+    odd = [name for name in ATTENTION if s.text(name) == "flashinfer"]
     return f"{' and '.join(odd)} is flashinfer" if odd and s.gb10 else None
 
 
+def attention_of_hopper(s: Situation) -> str | None:
+    odd = [name for name in ATTENTION if s.text(name) == "fa3"]
+    return f"{' and '.join(odd)} is fa3" if odd and s.gb10 else None
+
+
+def attention_of_family_100(s: Situation) -> str | None:
+    prefill = s.text("prefill-attention-backend") or s.text("attention-backend")
+    return "The backend of the prefill is trtllm_mha" if prefill == "trtllm_mha" and s.gb10 else None
+
+
+def one_node(s: Situation) -> str | None:
+    if not several_nodes(s):
+        return None
+    nodes = s.count("nnodes")
+    if nodes < 2:
+        return f"nnodes is {nodes if s.number('nnodes') else 'not set'} on {s.nodes} nodes"
+    return None if s.argument("dist-init-addr", "nccl-init-addr") else f"nnodes is {nodes} without dist-init-addr"
+
+
+def finds_parser(s: Situation) -> bool:
+    """Whether the parser ``auto`` knows Hy3's template: not in 0.5.14 and in 0.5.23; those between were not read."""
+    if (0, 5, 14) < s.version < (0, 5, 23):
+        raise Unknown("whether auto of this version finds Hy3's parser")
+    return s.version >= (0, 5, 23)
+
+
 def parser_name(s: Situation) -> str | None:
-    odd = [f"{name} is {s.text(name)}" for name in ("tool-call-parser", "reasoning-parser") if s.text(name)]
-    return " and ".join(one for one in odd if not one.endswith(" hunyuan")) or None
+    given = {name: s.exact(name) for name in ("tool-call-parser", "reasoning-parser")}
+    odd = [f"{name} is {value}" for name, value in given.items() if value not in ("", "hunyuan", "auto")]
+    odd += [f"{name} is auto ({s.named})" for name, value in given.items() if value == "auto" and not finds_parser(s)]
+    return " and ".join(odd) or None
 
 
 def parser_suffix(s: Situation) -> str | None:
@@ -191,11 +222,43 @@ SGLANG_RULES: tuple[Rule, ...] = (
         engine="sglang",
     ),
     Rule(
+        "sglang-attention-fa3",
+        ERROR,
+        attention_of_hopper,
+        about="GB10; an attention backend is fa3",
+        what="it asserts a GPU of capability 8 or 9 (FlashAttention v3 Backend requires SM>=80 and SM<=90)",
+        fix="set attention-backend to triton",
+        source="SGLang wheels 0.5.14 and 0.5.23, read",
+        engine="sglang",
+    ),
+    Rule(
+        "sglang-attention-trtllm",
+        ERROR,
+        attention_of_family_100,
+        about="GB10; the attention backend of the prefill is trtllm_mha",
+        what="this version takes it for the prefill on capability family 100 only (0.5.23 has a kernel for 12.x)",
+        fix="set attention-backend to triton",
+        source="SGLang wheels 0.5.14 and 0.5.23, read",
+        engine="sglang",
+        until="0.5.15",
+    ),
+    Rule(
+        "sglang-one-node",
+        ERROR,
+        one_node,
+        about="several nodes; nnodes or dist-init-addr is not set",
+        what="SGLang then looks for all ranks' GPUs on one node, or its ranks wait for each other at no address",
+        fix="set nnodes, node-rank and, on all nodes alike, dist-init-addr to an address of the first node and a port",
+        source="roles/sglang_serve; SGLang wheels, read",
+        engine="sglang",
+    ),
+    Rule(
         "sglang-parser",
         ERROR,
         parser_name,
-        about="tool-call-parser or reasoning-parser is not hunyuan",
-        what="SGLang's parsers for Hy3 are both named hunyuan (hy_v3 is vLLM's name)",
+        about="tool-call-parser or reasoning-parser is neither hunyuan nor auto of 0.5.23 and newer",
+        what="SGLang's parsers for Hy3 are both named hunyuan, in lower case (hy_v3 is vLLM's name), and auto of older "
+        "releases does not find them",
         fix="set it to hunyuan",
         source=WHEELS,
         engine="sglang",

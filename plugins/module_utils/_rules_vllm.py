@@ -82,8 +82,8 @@ def drafter_in_pipeline(s: Situation) -> str | None:
 
 
 def parser_name(s: Situation) -> str | None:
-    odd = [f"{name} is {s.text(name)}" for name in ("tool-call-parser", "reasoning-parser") if s.text(name)]
-    return " and ".join(one for one in odd if not one.endswith(" hy_v3")) or None
+    given = {name: s.exact(name) for name in ("tool-call-parser", "reasoning-parser")}
+    return " and ".join(f"{name} is {value}" for name, value in given.items() if value not in ("", "hy_v3")) or None
 
 
 def parsers_on(s: Situation) -> bool:
@@ -257,7 +257,7 @@ VLLM_RULES: tuple[Rule, ...] = (
         ERROR,
         parser_name,
         about="tool-call-parser or reasoning-parser is not hy_v3",
-        what="vLLM's parsers for Hy3 are both named hy_v3 (hunyuan is SGLang's name)",
+        what="vLLM's parsers for Hy3 are both named hy_v3, in lower case and with _ (hunyuan is SGLang's name)",
         fix="set it to hy_v3",
         source=WHEELS,
         engine="vllm",

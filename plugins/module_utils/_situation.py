@@ -160,6 +160,13 @@ class Situation:
             raise Unknown(f"{names[0]} as text")
         return value.strip().lower().replace("-", "_")
 
+    def exact(self, *names: str) -> str:
+        """An option as text as it is given, for what engines compare exactly; empty if it is not given."""
+        value = self.argument(*names)
+        if value is not None and not isinstance(value, str):
+            raise Unknown(f"{names[0]} as text")
+        return value or ""
+
     def number(self, *names: str) -> float | None:
         """An option as a number, None if it is not given."""
         value = self.argument(*names)

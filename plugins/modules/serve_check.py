@@ -173,13 +173,14 @@ toolkits:
 node:
   description:
     - What the node is. C(driver) is empty without one, C(capability) is the GPU's, C(cma_total) and C(cma_free) are
-      bytes, C(carry_over) describes the file with which vLLM keeps variables from its workers. Null is unknown.
+      bytes, C(ptxas) is the one that Triton is told to use and whether it can be run, C(carry_over) describes the file
+      with which vLLM keeps variables from its workers. Null is unknown.
   returned: always
   type: dict
   sample:
     {machine: aarch64, kernel: 6.17.0-1014-nvidia, driver: 580.95.05, driver_cuda: "13.0", capability: [12, 1], gpus: 1,
      remove_ipc: true, user: hy3, user_exists: true, uid: 1001, linger: true, guards: [systemd-oomd], cma_total: 0,
-     cma_free: 0,
+     cma_free: 0, ptxas: {path: "", run: false},
      carry_over: {path: /etc/hy3/vllm/ray_non_carry_over_env_vars.json, exists: true, names: [NCCL_IB_GID_INDEX]}}
 checkpoint:
   description: What the checkpoint's small files say, or null without a readable C(config.json).
@@ -238,16 +239,21 @@ class ServeCheck:
         environment = {name: str(value) for name, value in (params["environment"] or {}).items()}
         venv = read_venv(Path(params["venv"]), params["engine"]) if params["venv"] else dict.fromkeys(VENV_FACTS)
         node = Node(self._run)
+        arguments = dashed(params["arguments"])
+        # Where Ray starts the ranks, they have its environment.
+        by_ray = (arguments or {}).get("distributed-executor-backend") == "ray"
+        ranks = params["ray_environment" if by_ray else "environment"]
         if venv["toolkits"] is not None:
             venv["toolkits"] |= node.toolkits(environment)
         person = find_person(params["user"])
         return {
             **{name: params[name] for name in GIVEN},
             **venv,
-            "arguments": dashed(params["arguments"]),
+            "arguments": arguments,
             "ray_arguments": dashed(params["ray_arguments"]),
             "checkpoint": read_checkpoint(Path(params["checkpoint"])) if params["checkpoint"] else None,
-            "node": node.facts(
+            "node": {"ptxas": None if ranks is None else node.ptxas(ranks.get("TRITON_PTXAS_PATH"), params["venv"])}
+            | node.facts(
                 user=person.pw_name if person else params["user"],
                 # A number needs no name: that of a container's user often has none here.
                 uid=person.pw_uid if person else int(params["user"]) if is_number(params["user"]) else None,

@@ -18,7 +18,7 @@ RAYLET: Seen = {
     "pid": 9,
     "unit": "hy3-ray.service",
     "arguments": {"node-ip-address": "10.77.0.1"},
-    "environment": {},
+    "environment": {"NCCL_IB_GID_INDEX": "3", "NCCL_IB_HCA": "rocep1s0f1", "GLOO_SOCKET_IFNAME": "enp1s0f1np1"},
     "changes": [],
     "failure": None,
     "log": "/l",
@@ -30,7 +30,8 @@ HEALTHY: Seen = {
     "smoke": {"ok": True},
     "strangers": [],
     "firewall": {"rc": 0},
-    "roce": {"gid_index": 3},
+    "roce": {"gid_index": 3, "hca": "=rocep1s0f1", "interface": "enp1s0f1np1", "address": "10.77.0.1"},
+    "interfaces": ["lo", "enp1s0f1np1"],
     "memory": {"fits": True, "problems": []},
     "rules": {"findings": [], "unjudged": {}},
 }
@@ -85,6 +86,41 @@ FAULTS: list[tuple[str, Seen, str, str, str]] = [
         "NCCL_IB_GID_INDEX was overwritten from '6' to '3'",
     ),
     (
+        "another node's index",
+        engines(environment={"NCCL_IB_GID_INDEX": "6"}),
+        "error",
+        "fabric",
+        "NCCL_IB_GID_INDEX=6, which is no RoCE v2 row",
+    ),
+    (
+        "an HCA that is not here, in raylet and worker",
+        {
+            "found": {
+                "engines": [
+                    {**RAYLET, "environment": {"NCCL_IB_HCA": "=mlx5_0"}},
+                    {**RAYLET, "kind": "worker", "pid": 12, "environment": {"NCCL_IB_HCA": "=mlx5_0"}},
+                ]
+            }
+        },
+        "error",
+        "fabric",
+        "(raylet 9, worker 12).",
+    ),
+    (
+        "an interface that is not here",
+        engines(environment={"NCCL_SOCKET_IFNAME": "enp9s9"}),
+        "error",
+        "fabric",
+        "NCCL_SOCKET_IFNAME=enp9s9",
+    ),
+    (
+        "SGLang's server has the ranks",
+        engines(kind="driver", arguments={}, environment={"NCCL_IB_GID_INDEX": "6"}),
+        "error",
+        "fabric",
+        "(driver 9).",
+    ),
+    (
         "a failed start",
         engines(failure={"line": "KeyError: x", "cause": "C", "fix": "F"}),
         "error",
@@ -128,8 +164,17 @@ def test_what_is_allowed_is_no_fault() -> None:
     assert doctor_faults({**HEALTHY, "rules": {"findings": [{**FINDING, "allowed": True}]}}, "spark-1", "") == []
 
 
+def test_the_driver_beside_a_raylet_has_no_ranks() -> None:
+    """What of it reaches the ranks is the business of the rules carry-over-*."""
+    driver = {**RAYLET, "kind": "driver", "arguments": {}, "environment": {"NCCL_SOCKET_IFNAME": "enp9s9"}}
+    assert doctor_faults({**HEALTHY, "found": {"engines": [RAYLET, driver]}}, "spark-1", "10.77.0.1") == []
+
+
 def test_what_was_skipped_is_no_fault() -> None:
-    assert doctor_faults(dict.fromkeys(HEALTHY, {"skipped": True}) | {"strangers": []}, "spark-1", "") == []
+    assert (
+        doctor_faults(dict.fromkeys(HEALTHY, {"skipped": True}) | {"strangers": [], "interfaces": []}, "spark-1", "")
+        == []
+    )
 
 
 def test_the_worst_comes_first() -> None:
@@ -149,5 +194,6 @@ def test_the_worst_comes_first() -> None:
     )
 )
 def test_results_without_their_keys_are_faults_and_no_traceback(seen: Seen) -> None:
-    seen.pop("strangers", None)
+    for name in ("strangers", "interfaces"):
+        seen.pop(name, None)
     doctor_faults(seen, "spark-1", "10.77.0.1")

@@ -74,6 +74,14 @@ TEST_FATAL: list[tuple[str, str, str, str]] = [
         "at most 5120",
     ),
     ("no-kernel", "CUDA error: cudaErrorNoKernelImageForDevice", "sm_121", "marlin"),
+    (
+        "ptxas",
+        "triton.runtime.errors.PTXASError: PTXAS error: Internal Triton PTX codegen error\n`ptxas` stderr:\n"
+        "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'",
+        "does not know sm_121a",
+        "TRITON_PTXAS_PATH",
+    ),
+    ("ptxas-blackwell", "ptxas-blackwell fatal : Value 'sm_107a' is not defined for option", "sm_107a", "Triton 3.6"),
     ("ptx", "torch.AcceleratorError: cudaErrorUnsupportedPtxVersion", "newer than the driver", "CUDA 13.0"),
     (
         "flashinfer-refused",

@@ -179,6 +179,28 @@ def test_a_spark(tmp_path: Path) -> None:
     assert node.toolkits({"CUDA_HOME": "/opt/cuda"}) == {}
 
 
+@pytest.mark.parametrize(
+    ("place", "venv", "run"),
+    [
+        (None, "/opt/venv", False),
+        ("", "/opt/venv", False),
+        ("/usr/local/cuda/bin/ptxas", None, True),
+        ("/usr/local/cuda/bin", "/opt/venv", False),
+        ("/usr/local/cuda/bin/text", "/opt/venv", False),
+        ("/gone/ptxas", "/opt/venv", False),
+        ("/gone/ptxas", "/proc/7/root" + "/opt/venv", True),
+        ("\0", "/opt/venv", False),
+    ],
+)
+def test_ptxas(tmp_path: Path, place: str | None, venv: str | None, run: bool) -> None:
+    write(tmp_path / "usr/local/cuda/bin/ptxas")
+    (tmp_path / "usr/local/cuda/bin/ptxas").chmod(0o755)
+    write(tmp_path / "usr/local/cuda/bin/text")
+    (tmp_path / "usr/local/cuda/bin/text").chmod(0o644)
+    node = Node(answers(), root=str(tmp_path))
+    assert node.ptxas(place, venv) == {"path": place or "", "run": run}
+
+
 def test_a_host_with_two_gpus(tmp_path: Path) -> None:
     write(tmp_path / "proc/driver/nvidia/version", OPEN)
     run = answers(nvidia_smi="NVIDIA H200, 9.0\nNVIDIA H200, 9.0\n", smi=SMI)

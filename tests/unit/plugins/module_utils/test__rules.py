@@ -26,7 +26,9 @@ Facts = dict[str, t.Any]
 SPARK: Facts = {
     "engine": "vllm",
     "version": "0.24.0",
-    "packages": {"vllm": "0.24.0", "torch": "2.11.0", "ray": "2.60.0", "flashinfer-python": "0.6.1"},
+    "packages": {
+        **{"vllm": "0.24.0", "torch": "2.11.0", "ray": "2.60.0", "flashinfer-python": "0.6.1", "triton": "3.6.0"},
+    },
     "torch_cuda": "13.0",
     "wheel": "aarch64",
     "toolkits": {"torch": "13.0"},
@@ -94,6 +96,7 @@ SPARK: Facts = {
         "guards": ["systemd-oomd"],
         "cma_total": 0,
         "cma_free": 0,
+        "ptxas": {"path": "", "run": False},
         "carry_over": {"path": "/etc/hy3/vllm/ray_non_carry_over_env_vars.json", "exists": True, "names": ["HF_TOKEN"]},
     },
 }
@@ -103,6 +106,8 @@ SGLANG: dict[str, t.Any] = {
     "version": "0.5.23",
     "arguments": {
         "tensor-parallel-size": 2,
+        "nnodes": 2,
+        "dist-init-addr": "10.77.0.1:25000",
         "moe-runner-backend": "flashinfer_cutlass",
         "attention-backend": "triton",
         "tool-call-parser": "hunyuan",
@@ -196,7 +201,10 @@ BROKEN: dict[str, list[Facts]] = {
         {"environment": {"VLLM_ENGINE_READY_TIMEOUT_S": REMOVED}},
         {"environment": {"VLLM_ENGINE_READY_TIMEOUT_S": "600"}},
     ],
-    "parser-vllm": [args(tool_call_parser="hunyuan"), args(reasoning_parser="deepseek_r1", tool_call_parser="hy_v3")],
+    "parser-vllm": [
+        args(reasoning_parser="deepseek_r1", tool_call_parser="hy_v3"),
+        *(args(tool_call_parser=name) for name in ("hunyuan", "hy-v3", "HY_V3", "hy_v3 ")),
+    ],
     "parser-suffix-old": [args(tool_call_parser="hy_v3"), args(reasoning_parser="hy_v3") | {"version": "0.20.0"}],
     "parser-suffix-unsaid": [
         args(tool_call_parser="hy_v3") | {"version": "0.25.0", "checkpoint": {"token_suffix": ""}},
@@ -222,7 +230,11 @@ BROKEN: dict[str, list[Facts]] = {
     "config-keys": [{"version": "0.32.0", "checkpoint": {"missing_keys": ["route_norm"]}}],
     "shared-experts-vllm": [{"checkpoint": {"shared_experts_names": True}}],
     "expert-bias-bf16": [{}],
-    "executor-not-ray": [args(distributed_executor_backend=REMOVED), args(distributed_executor_backend="mp")],
+    "executor-not-ray": [
+        args(distributed_executor_backend=REMOVED),
+        args(distributed_executor_backend="mp"),
+        args(distributed_executor_backend="Ray"),
+    ],
     "ray-not-installed": [{"packages": {"ray": REMOVED}}],
     "ray-too-old": [{"version": "0.20.2", "packages": {"ray": "2.42.1"}}],
     "ray-plasma-default": [
@@ -245,7 +257,9 @@ BROKEN: dict[str, list[Facts]] = {
     "carry-over-stale": [
         {"node": {"carry_over": {"names": ["HF_HUB_OFFLINE"]}}, "environment": {"HF_HUB_OFFLINE": "1"}}
     ],
-    "gloo-interface": [{"ray_environment": {"GLOO_SOCKET_IFNAME": REMOVED}}],
+    "gloo-interface": [
+        {"ray_environment": {"GLOO_SOCKET_IFNAME": name}} for name in (REMOVED, "", "=enp1s0f1np1", "^lo")
+    ],
     "nccl-without-rdma": [{"ray_environment": {"NCCL_IB_DISABLE": "1"}}],
     "nccl-gid-index-empty": [
         {"ray_environment": {"NCCL_IB_GID_INDEX": value}} for value in ("", "auto", "None", "010")
@@ -278,6 +292,10 @@ BROKEN: dict[str, list[Facts]] = {
     "toolkit-newer-than-driver": [{"toolkits": {"/usr/local/cuda": "13.2"}}],
     "toolkit-without-sm121": [{"toolkits": {"nvidia-cuda-nvcc-cu12": "12.8.93"}}],
     "arch-list": [{"environment": {"TORCH_CUDA_ARCH_LIST": "9.0;10.0"}}],
+    "triton-ptxas": [
+        {"packages": {"triton": "3.5.1"}},
+        {"packages": {"triton": "3.5.0+git7416ffcb"}, "node": {"ptxas": {"path": "/gone/ptxas", "run": False}}},
+    ],
     "remove-ipc": [{"node": {"linger": False}}],
     "no-user": [{"node": {"user_exists": False, "uid": None}}],
     "two-oom-guards": [{"node": {"guards": ["earlyoom", "systemd-oomd"]}}],
@@ -289,11 +307,31 @@ BROKEN: dict[str, list[Facts]] = {
         args(disable_piecewise_cuda_graph=True) | {"version": "0.5.20"},
     ],
     "sglang-draft-unquant": [args(speculative_draft_model_quantization="unquant")],
-    "sglang-family-100": [args(moe_runner_backend="flashinfer_trtllm"), args(fp4_gemm_backend="flashinfer_cutedsl")],
+    "sglang-family-100": [
+        args(fp4_gemm_backend="flashinfer_cutedsl"),
+        *(
+            args(moe_runner_backend=name)
+            for name in ("flashinfer_trtllm", "flashinfer_trtllm_routed", "experimental_sgl_trtllm", "lora_cutedsl")
+        ),
+    ],
     "sglang-cutlass-runner": [args(moe_runner_backend="cutlass") | {"version": "0.5.14"}],
     "sglang-cutlass-on-cpu": [args(device="cpu")],
     "sglang-attention-flashinfer": [args(attention_backend="flashinfer")],
-    "sglang-parser": [args(tool_call_parser="hy_v3")],
+    "sglang-attention-fa3": [args(attention_backend="fa3"), args(decode_attention_backend="fa3")],
+    "sglang-attention-trtllm": [
+        args(attention_backend="trtllm_mha") | {"version": "0.5.14"},
+        args(prefill_attention_backend="trtllm_mha") | {"version": "0.5.14"},
+    ],
+    "sglang-one-node": [
+        args(nnodes=REMOVED),
+        args(nnodes=1),
+        args(nnodes=REMOVED, dist_init_addr=REMOVED),
+        args(dist_init_addr=REMOVED),
+    ],
+    "sglang-parser": [
+        *(args(tool_call_parser=name) for name in ("hy_v3", "Hunyuan")),
+        args(reasoning_parser="auto") | {"version": "0.5.14"},
+    ],
     "sglang-parser-suffix": [{"version": "0.5.14"}],
     "sglang-shared-experts": [{"patches": [], "checkpoint": {"shared_experts_names": True}}],
     "sglang-nextn-quantized": [{"arguments": DRAFT, "patches": [], "checkpoint": {"mtp_quantized": False}}],
@@ -386,6 +424,17 @@ FINE: list[tuple[str, str, Facts]] = [
     ),
     ("a key", "api-open", args(host="0.0.0.0", api_key="********")),
     ("a system user keeps its IPC objects", "remove-ipc", {"node": {"linger": False, "uid": 900}}),
+    (
+        "the system's ptxas",
+        "triton-ptxas",
+        {"packages": {"triton": "3.5.1"}, "node": {"ptxas": {"path": "/usr/local/cuda/bin/ptxas", "run": True}}},
+    ),
+    ("a ptxas for Blackwell", "triton-ptxas", {"packages": {"triton": "3.6.0"}}),
+    ("no Triton", "triton-ptxas", {"packages": {"triton": REMOVED}}),
+    ("another GPU", "triton-ptxas", {"packages": {"triton": "3.5.1"}, "node": {"capability": [9, 0]}}),
+    ("several interfaces", "gloo-interface", {"ray_environment": {"GLOO_SOCKET_IFNAME": "enp1s0f1np1,enP7s7"}}),
+    ("one node needs no Gloo", "gloo-interface", {"nodes": 1, "ray_environment": {"GLOO_SOCKET_IFNAME": "=x"}}),
+    ("no parser", "parser-vllm", args(tool_call_parser="")),
     ("one guard", "two-oom-guards", {"node": {"guards": ["earlyoom"]}}),
     (
         "a newer driver's CUDA",
@@ -416,6 +465,42 @@ def test_a_rule_does_not_hold(rule: str, over: Facts) -> None:
     verdict = judge(laid(SPARK, over))
     assert rule not in [finding.rule.id for finding in verdict.findings]
     assert rule not in verdict.unjudged
+
+
+SGLANG_FINE: list[tuple[str, str, Facts]] = [
+    ("flashinfer_cutlass", "sglang-family-100", {}),
+    ("marlin", "sglang-family-100", args(moe_runner_backend="marlin", fp4_gemm_backend="flashinfer_cudnn")),
+    (
+        "cutedsl on a datacenter chip",
+        "sglang-family-100",
+        args(moe_runner_backend="flashinfer_cutedsl") | {"node": {"capability": [10, 0]}},
+    ),
+    ("fa3 on Hopper", "sglang-attention-fa3", args(attention_backend="fa3") | {"node": {"capability": [9, 0]}}),
+    ("triton", "sglang-attention-fa3", {}),
+    ("a later trtllm_mha", "sglang-attention-trtllm", args(attention_backend="trtllm_mha")),
+    (
+        "trtllm_mha for the decoding only",
+        "sglang-attention-trtllm",
+        args(decode_attention_backend="trtllm_mha") | {"version": "0.5.14"},
+    ),
+    ("one node with all ranks", "sglang-one-node", args(nnodes=REMOVED, dist_init_addr=REMOVED) | {"nodes": 1}),
+    ("a rank of its own on each", "sglang-one-node", args(nnodes=REMOVED, tensor_parallel_size=1)),
+    ("the older name", "sglang-one-node", args(dist_init_addr=REMOVED, nccl_init_addr="10.77.0.1:25000")),
+    ("both parsers", "sglang-parser", args(reasoning_parser="hunyuan")),
+    ("auto finds it", "sglang-parser", args(reasoning_parser="auto", tool_call_parser="auto")),
+]
+
+
+@pytest.mark.parametrize(("rule", "over"), [row[1:] for row in SGLANG_FINE], ids=[row[0] for row in SGLANG_FINE])
+def test_a_rule_of_sglang_does_not_hold(rule: str, over: Facts) -> None:
+    verdict = judge(laid({**SPARK, **SGLANG}, over))
+    assert rule not in [finding.rule.id for finding in verdict.findings]
+    assert rule not in verdict.unjudged
+
+
+def test_what_auto_finds_in_between_is_not_known() -> None:
+    facts = laid({**SPARK, **SGLANG}, args(reasoning_parser="auto") | {"version": "0.5.18"})
+    assert "sglang-parser" in judge(facts).unjudged
 
 
 # ---- The seeds as published
@@ -484,6 +569,7 @@ SEEDS: list[tuple[str, Facts, set[str]]] = [
                 **SGLANG["arguments"],
                 **DRAFT,
                 "tensor-parallel-size": 4,
+                "nnodes": 4,
                 "cuda-graph-max-bs": 32,
                 "disable-piecewise-cuda-graph": True,
             },
@@ -572,10 +658,13 @@ def test_every_profile_has_an_intended_engine() -> None:
 def test_profiles_pass_on_their_engines(name: str) -> None:
     profile = yaml.safe_load((ROOT / f"roles/profile/files/profiles/{name}.yml").read_text())
     lab = yaml.safe_load((ROOT / "inventories/lab/group_vars/sparks.yml").read_text())
+    # As role sglang_serve starts it.
+    meeting = {"nnodes": 4, "dist-init-addr": "10.77.0.1:25000"} if profile["executor"] == "mp" else {}
     plan = {
         "arguments": {
             "distributed-executor-backend": profile["executor"],
             "host": "127.0.0.1",
+            **meeting,
             **profile["engine_args"],
         },
         "environment": profile["engine_env"],
@@ -737,6 +826,12 @@ FIELD: list[tuple[str, Facts, set[str], set[str]]] = [
             "12.9": set(),
             "12.8": {"toolkit-without-sm121"},
         }.items()
+    ),
+    (
+        "B128 Triton's own ptxas",
+        {"packages": {"triton": "3.5.1"}},
+        {"triton-ptxas"},
+        {"triton-ptxas"},
     ),
 ]
 NOT_OURS = {

@@ -85,8 +85,8 @@ options:
     default: 1
   repair_token_suffix:
     description:
-      - With O(state=present), writes the key C(token_suffix) into C(tokenizer_config.json) of O(checkpoint), if it is not
-        the suffix of its special tokens. vLLM 0.25 and newer need it instead of V(P2).
+      - With O(state=present), writes the key C(token_suffix) into C(tokenizer_config.json) of O(checkpoint), if it
+        is not the suffix of its special tokens. vLLM 0.25 and newer need it instead of V(P2).
       - A file that is a symbolic link, as in a download cache, is refused, and so is one that is not there.
       - The file is not put back by O(state=absent). All nodes must have the same checkpoint, so use it on all of them,
         or on the one that the others copy from.
@@ -245,15 +245,15 @@ checkpoint_problems:
   sample: []
 digest:
   description: >-
-    SHA-256 over RV(files). A change of it calls for a restart of the engine, and nodes whose digests differ run different
-    code.
+    SHA-256 over RV(files). A change of it calls for a restart of the engine, and nodes whose digests differ run
+    different code.
   returned: success
   type: str
   sample: 0f5c1d8a6b7e4c3f2a1908f7e6d5c4b39a3b5a0f3f1f0c7f7bb0a8f7b2a6d6a1
 files:
   description: >-
-    All files that a patch of O(engine) is about, asked for or not, with the SHA-256 of each as it is now, or in check mode
-    would be. V(null) where there is no file.
+    All files that a patch of O(engine) is about, asked for or not, with the SHA-256 of each as it is now, or in check
+    mode would be. V(null) where there is no file.
   returned: success
   type: dict
   sample: {vllm/model_executor/models/hy_v3_mtp.py: 9a3b5a0f3f1f0c7f7bb0a8f7b2a6d6a1de1d6b0f0f1f4c3b2a1908f7e6d5c4b3}

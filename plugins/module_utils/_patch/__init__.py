@@ -188,7 +188,9 @@ def refuse(plans: list[Plan], package: Package, goal: Goal, needs: Mapping[str, 
                     "nothing was written."
                 )
             stays = state == "applied" and name not in item.seen.ours
-            harm = f" and would break this checkpoint ({needs[name].why})" if name in harmful(needs) - _CONDITIONAL else ""
+            harm = (
+                f" and would break this checkpoint ({needs[name].why})" if name in harmful(needs) - _CONDITIONAL else ""
+            )
             if stays and (goal == "absent" or harm):
                 raise Hy3Error(
                     f"{path} was changed by someone else after patch {name} was applied{harm}, so its original cannot "

@@ -152,7 +152,9 @@ def read_tokens(directory: Path) -> set[str]:
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     entries = [*(added.values() if isinstance(added, dict) else []), *(listed if isinstance(listed, list) else [])]
     named = [str(entry.get("content")) for entry in entries if isinstance(entry, dict)]
-    return {token for token in (*named, *(vocabulary if isinstance(vocabulary, dict) else ())) if _MARK.fullmatch(token)}
+    return {
+        token for token in (*named, *(vocabulary if isinstance(vocabulary, dict) else ())) if _MARK.fullmatch(token)
+    }
 
 
 def suffix_of(tokens: Collection[str]) -> str | None:
@@ -368,7 +370,9 @@ def _drafter_problem(checkpoint: Checkpoint) -> list[str]:
     if not checkpoint.modelopt or checkpoint.mixed:
         return []
     layer = f"model.layers.{checkpoint.layers}"
-    parts = {name.removeprefix(layer): kind for name, kind in checkpoint.linears().items() if name.startswith(f"{layer}.")}
+    parts = {
+        name.removeprefix(layer): kind for name, kind in checkpoint.linears().items() if name.startswith(f"{layer}.")
+    }
     dropped = _p5(checkpoint, 1).needed_by == "needed"
     plain = {part for part in parts if dropped or excluded("sglang", checkpoint, f"model.decoder{part}")}
     wrong = {part for part, quantized in parts.items() if quantized == (part in plain)}
@@ -377,8 +381,8 @@ def _drafter_problem(checkpoint: Checkpoint) -> list[str]:
     part = min(wrong)
     if dropped:
         return [
-            f"{layer}{part} is stored quantized and the experts beside it in full width, and patch P5 builds that whole "
-            "layer in full width, so SGLang cannot load the drafter: serve without one."
+            f"{layer}{part} is stored quantized and the experts beside it in full width, and patch P5 builds all of "
+            "that layer in full width, so SGLang cannot load the drafter: serve without one."
         ]
     if parts[part]:
         return [
@@ -387,8 +391,8 @@ def _drafter_problem(checkpoint: Checkpoint) -> list[str]:
         ]
     missing = f"model.decoder{part}" if any(parts.values()) else f"{layer}*"
     return [
-        f"{layer}{part} is stored in full width and SGLang, which calls it model.decoder{part}, does not find it on the "
-        f"list of modules excluded from quantization, so it cannot load the drafter: add {missing} to that list in "
+        f"{layer}{part} is stored in full width and SGLang, which calls it model.decoder{part}, does not find it on "
+        f"the list of modules excluded from quantization, so it cannot load the drafter: add {missing} to that list in "
         f"{CONFIG} and {LEGACY_QUANT_CONFIG}, or serve without a drafter."
     ]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,76 +24,18 @@ from ansible_collections.sparks.hy3.plugins.module_utils._patch._needs import (
     read_checkpoint,
     suffix_of,
 )
-
-CONFIG = {"num_hidden_layers": 2, "vocab_size": 120832, "num_nextn_predict_layers": 1}
-ATTENTION = [f"self_attn.{kind}_proj" for kind in "qkvo"]
-
-
-def linears(*, shared: str = "shared_mlp", mtp: bool = True) -> list[str]:
-    """Names of the linear modules."""
-    found = [f"model.layers.0.{name}" for name in (*ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")]
-    for layer in range(1, 3 if mtp else 2):
-        inner = [f"mlp.{part}.{kind}_proj" for part in (shared, "experts.0") for kind in ("gate", "up", "down")]
-        found += [f"model.layers.{layer}.{name}" for name in (*ATTENTION, *inner)]
-    return found
-
-
-def tensors(
-    quantized: Iterable[str] = (), *, shared: str = "shared_mlp", mtp: bool = True, more: Iterable[str] = ()
-) -> set[str]:
-    """Names of the tensors; a linear is stored quantized if its name contains one of ``quantized``."""
-    words = tuple(quantized)
-    found = {"lm_head.weight", *more}
-    for name in linears(shared=shared, mtp=mtp):
-        found.add(f"{name}.weight")
-        if any(word in name for word in words):
-            found |= {f"{name}.weight_scale", f"{name}.weight_scale_2", f"{name}.input_scale"}
-    if mtp:
-        found |= {"model.layers.2.enorm.weight", "model.layers.2.final_layernorm.weight"}
-    return found
-
-
-def checkpoint(
-    names: Iterable[str], *ignored: str, method: str = "modelopt", algo: str = "NVFP4", **more: Any
-) -> Checkpoint:
-    quant = {"quant_method": method, "quant_algo": algo, "ignore": list(ignored)} if method else {}
-    return Checkpoint(
-        {**CONFIG, **({"quantization_config": quant} if method else {})},
-        {},
-        more.get("tokenizer_config", {}),
-        more.get("tokens", {"<think>", "</think>"}),
-        set(names),
-    )
-
-
-# BF16, as Tencent published it.
-PLAIN = checkpoint(tensors(), method="")
-# Seed 000: experts and shared experts in NVFP4, also of the MTP layer; attention and lm_head in BF16.
-LIBERTAI = checkpoint(tensors([".experts.", "shared_mlp", "layers.0.mlp"]), "lm_head", "*self_attn*")
-# Seed 003: everything in NVFP4 but lm_head and the MTP layer, with the names that transformers gives.
-NAMED = {"shared": "shared_experts", "more": ["model.layers.1.mlp.e_score_correction_bias"]}
-VROOMFONDEL = checkpoint(
-    tensors(["layers.0.", "layers.1."], shared="shared_experts", more=["model.layers.1.mlp.e_score_correction_bias"]),
-    "lm_head",
-    "model.layers.2*",
+from ansible_collections.sparks.hy3.tests.unit.plugins.module_utils._patch.published import (
+    ANGELSLIM,
+    CONFIG,
+    KODELOW,
+    LIBERTAI,
+    NAMED,
+    PLAIN,
+    VROOMFONDEL,
+    checkpoint,
+    tensors,
 )
-# Tencent's exporter: experts only; the shared expert is named in the list.
-ANGELSLIM = checkpoint(
-    tensors([".experts."]),
-    "lm_head",
-    *(f"model.layers.{n}.{part}*" for n in range(3) for part in ("self_attn", "mlp.shared_mlp")),
-    "model.layers.0.mlp.*_proj",
-)
-# Seed 001: compressed-tensors with suffixed tokens.
-KODELOW = checkpoint(
-    tensors([".experts."]),
-    "lm_head",
-    "re:.*self_attn.*",
-    r"re:.*mlp\.(gate|up|down)_proj$",
-    "re:.*shared_mlp.*",
-    method="compressed-tensors",
-    tokens={"<think:opensource>", "</think:opensource>", "<thinking>"},
-)
+
 NO_HEAD = checkpoint(tensors([".experts."]), "*self_attn*")
 HEAD_QUANTIZED = checkpoint({*tensors(["."]), "lm_head.weight_scale"}, "*self_attn*")
 
@@ -208,7 +149,11 @@ def test_mixed_precision_lists_what_is_quantized() -> None:
 def mixed(quant: Any, legacy: Any) -> Checkpoint:
     """Whose quantization is said in config.json, in hf_quant_config.json, or in both."""
     return Checkpoint(
-        {**CONFIG, **({"quantization_config": quant} if quant else {})}, {"quantization": legacy}, {}, (), tensors(["."])
+        {**CONFIG, **({"quantization_config": quant} if quant else {})},
+        {"quantization": legacy},
+        {},
+        (),
+        tensors(["."]),
     )
 
 
@@ -231,7 +176,12 @@ TEST_PROBLEMS: list[tuple[str, Checkpoint, str, str]] = [
     ("no-key", KODELOW, "vllm", "has token_suffix None and the special tokens end in ':opensource'"),
     ("no-key-sglang", KODELOW, "sglang", ""),
     ("right-key", keyed(KODELOW, ":opensource"), "vllm", ""),
-    ("wrong-key", keyed(KODELOW, ":preview"), "vllm", "has token_suffix ':preview' and the special tokens end in ':opens"),
+    (
+        "wrong-key",
+        keyed(KODELOW, ":preview"),
+        "vllm",
+        "has token_suffix ':preview' and the special tokens end in ':opens",
+    ),
     ("key-and-bare", keyed(LIBERTAI, ":opensource"), "vllm", "the special tokens have no suffix"),
     ("empty-key-and-bare", keyed(LIBERTAI, ""), "vllm", ""),
     ("null-key-and-bare", keyed(LIBERTAI, None), "vllm", ""),

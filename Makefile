@@ -50,7 +50,9 @@ integration: $(VENV)/test lab-up ## Real wheels, real engine, kills; FILES selec
 	done; if [ "$$failed" ]; then echo "Failed:$$failed"; exit 1; fi
 
 molecule: $(VENV)/test lab-up ## Converge, idempotence and verify on the lab
+	# Molecule remembers by the name of this directory that nodes are prepared, and skips it on nodes that are made anew.
 	for scenario in default mp checkpoint patch; do \
+	    molecule --base-config molecule/config.yml reset --scenario-name $$scenario || exit 1; \
 	    molecule --base-config molecule/config.yml test --scenario-name $$scenario || exit 1; \
 	done
 

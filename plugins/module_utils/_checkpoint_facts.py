@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import re
 import typing as t
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint_files impor
 )
 from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint_model import describe_model, has_mtp
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
+from ansible_collections.sparks.hy3.plugins.module_utils._patch import _needs
 from ansible_collections.sparks.hy3.plugins.module_utils._quantization import (
     SCALES,
     dicts,
@@ -34,8 +34,6 @@ SIZES = (
 )
 # What vLLM 0.32.0 and newer find no default for.
 NEEDED = ("expert_hidden_dim", "first_k_dense_replace", "route_norm", "num_nextn_predict_layers")
-# The marks of Hy3's chat template; a release checkpoint writes each with one suffix, a preview with none.
-_MARK = re.compile(rb'"<(?:think|tool_calls|tool_call)(:[^<>"\\]{1,40})?>"')
 
 Json = t.Mapping[str, t.Any]
 
@@ -89,10 +87,12 @@ def describe_tensors(
     }
 
 
-def vocabulary_suffix(tokenizer: bytes) -> str | None:
-    """The suffix of the marks in a tokenizer.json, empty for bare ones, None if it has no such marks."""
-    found = [match[1] or b"" for match in _MARK.finditer(tokenizer)]
-    return max(found).decode(errors="replace") if found else None
+def _hides_layers(directory: Path) -> bool | None:
+    """Whether the ignore list has wildcards that SGLang's names of layers escape; None if that cannot be told."""
+    try:
+        return _needs.needed_by(_needs.read_checkpoint(directory), "P8").needed_by == "needed"
+    except (OSError, Hy3Error):
+        return None
 
 
 def read_checkpoint(directory: Path) -> dict[str, t.Any] | None:
@@ -118,7 +118,7 @@ def read_checkpoint(directory: Path) -> dict[str, t.Any] | None:
         "method": str(method or "none"),
         "block_fp8": _blocks(quant),
         "lm_head_excluded": model["lm_head_excluded"],
-        "layer_wildcards": any("*" in one and one.startswith("model.layers.") for one in ignored),
+        "layer_wildcards": _hides_layers(directory),
         "missing_keys": [name for name in NEEDED if name not in config],
         "total_size": claimed_size(index),
         **{name: config.get(name) for name in SIZES},
@@ -132,8 +132,8 @@ def read_checkpoint(directory: Path) -> dict[str, t.Any] | None:
 def _of_tokenizer(directory: Path) -> dict[str, t.Any]:
     settings = _object(directory, "tokenizer_config.json")
     try:
-        suffix = vocabulary_suffix((directory / "tokenizer.json").read_bytes())
-    except OSError:
+        suffix = _needs.suffix_of(_needs.read_tokens(directory))
+    except (OSError, Hy3Error):
         suffix = None
     return {
         "vocab_suffix": suffix,

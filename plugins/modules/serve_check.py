@@ -47,6 +47,12 @@ options:
     description: Ids of the engine patches that are in place, or will be. Left out, they are unknown.
     type: list
     elements: str
+  with_needed_patches:
+    description:
+      - Whether the patches of O(engine) that O(checkpoint) needs will be put in place as well, as
+        M(sparks.hy3.engine_patch) does with its option O(sparks.hy3.engine_patch#module:checkpoint).
+    type: bool
+    default: false
   processes:
     description: The engine's processes on this node, as RV(sparks.hy3.engine_status#module:engines) gives them.
     type: list
@@ -90,6 +96,7 @@ EXAMPLES = r"""
       VLLM_HOST_IP: 192.168.100.1
       GLOO_SOCKET_IFNAME: enp1s0f1np1
     patches: [P1]
+    with_needed_patches: true
   register: checked
 
 - name: Refuse what is known to fail
@@ -190,6 +197,7 @@ checkpoint:
 """
 
 import pwd
+import re
 import typing as t
 from pathlib import Path
 
@@ -198,6 +206,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint_facts import read_checkpoint
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._node_facts import Node, read_venv
+from ansible_collections.sparks.hy3.plugins.module_utils._patch import _needs, needs_of
 from ansible_collections.sparks.hy3.plugins.module_utils._rules import Verdict, judge, refuse_unknown_ids
 from ansible_collections.sparks.hy3.plugins.module_utils._situation import SEVERITIES
 
@@ -218,6 +227,21 @@ def find_person(user: str | None) -> pwd.struct_passwd | None:
         return None if not user else pwd.getpwuid(int(user)) if is_number(user) else pwd.getpwnam(user)
     except (KeyError, OverflowError):
         return None
+
+
+def with_needed(params: t.Mapping[str, t.Any]) -> list[str] | None:
+    """The patches given and those that the checkpoint needs, as far as it is here."""
+    given: list[str] | None = params["patches"]
+    if given is None or not params["checkpoint"]:
+        return given
+    options = dashed(params["arguments"]) or {}
+    ranks = str(options.get("tensor-parallel-size", options.get("tp-size", 1)))
+    try:
+        read = _needs.read_checkpoint(Path(params["checkpoint"]))
+    except (OSError, Hy3Error):
+        return given
+    needs = needs_of(read, params["engine"], max(1, int(ranks)) if re.fullmatch("[0-9]{1,9}", ranks) else 1)
+    return [*given, *(name for name, need in needs.items() if need.needed_by == "needed" and name not in given)]
 
 
 class ServeCheck:
@@ -248,6 +272,7 @@ class ServeCheck:
         person = find_person(params["user"])
         return {
             **{name: params[name] for name in GIVEN},
+            "patches": with_needed(params) if params["with_needed_patches"] else params["patches"],
             **venv,
             "arguments": arguments,
             "ray_arguments": dashed(params["ray_arguments"]),
@@ -294,6 +319,7 @@ def main() -> None:
             **{name: {"type": "dict"} for name in ("arguments", "environment", "ray_arguments", "ray_environment")},
             "nodes": {"type": "int"},
             "patches": {"type": "list", "elements": "str"},
+            "with_needed_patches": {"type": "bool", "default": False},
             "processes": {"type": "list", "elements": "dict"},
             "venv": {"type": "path"},
             "checkpoint": {"type": "path"},

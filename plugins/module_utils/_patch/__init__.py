@@ -23,9 +23,10 @@ import json
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
@@ -58,6 +59,9 @@ CATALOGUE: dict[str, tuple[Patch, ...]] = {
     name: tuple(patch for patch in (*_vllm.PATCHES, *_sglang.PATCHES) if patch.id == name)
     for name in sorted({patch.id for patch in (*_vllm.PATCHES, *_sglang.PATCHES)})
 }
+
+# Once in place, it asks the checkpoint's own list, so it breaks none.
+_CONDITIONAL = {"P5"}
 
 # -I keeps the caller's directory and PYTHON* variables out, -B keeps bytecode out of this collection's directory. The
 # path added is the directory, or under Ansible the zip archive, that holds ansible_collections.
@@ -127,13 +131,20 @@ def build(original: bytes, patches: list[Patch]) -> bytes:
     return content
 
 
-def plan(seen: Seen, patches: list[Patch], goal: Goal, known: list[Patch]) -> Plan:
-    """Decide about one file, of which ``known`` are all patches. For ``reported`` the plan is that of ``present``."""
+def plan(
+    seen: Seen, patches: list[Patch], goal: Goal, known: list[Patch], needs: Mapping[str, Need] = MappingProxyType({})
+) -> Plan:
+    """Decide about one file, of which ``known`` are all patches. For ``reported`` the plan is that of ``present``.
+
+    A patch that ``needs`` calls harmful is not applied, and taken out where we applied it.
+    """
     before = survey(seen, patches)
     if goal == "absent":
         wanted = set(seen.ours) - before.keys()
     else:
-        wanted = {*seen.ours, *(name for name, finding in before.items() if finding.state == "defect" or finding.rest)}
+        lacking = {name for name, finding in before.items() if finding.state == "defect" or finding.rest}
+        broken = harmful(needs)
+        wanted = (set(seen.ours) - (broken - _CONDITIONAL)) | (lacking - broken)
     if seen.content is None or wanted == set(seen.ours):
         # A record whose original stands in the file is what a killed run left.
         stale = seen.record is not None and seen.record.original == seen.content
@@ -176,11 +187,37 @@ def refuse(plans: list[Plan], package: Package, goal: Goal, needs: Mapping[str, 
                     f"checkpoint does not need it, or install a release of {package.name} that it knows; "
                     "nothing was written."
                 )
-            if goal == "absent" and state == "applied" and name not in item.seen.ours:
+            stays = state == "applied" and name not in item.seen.ours
+            harm = (
+                f" and would break this checkpoint ({needs[name].why})" if name in harmful(needs) - _CONDITIONAL else ""
+            )
+            if stays and (goal == "absent" or harm):
                 raise Hy3Error(
-                    f"{path} was changed by someone else after patch {name} was applied, so its original cannot be put "
-                    f"back: reinstall {package.name}; nothing was written."
+                    f"{path} was changed by someone else after patch {name} was applied{harm}, so its original cannot "
+                    f"be put back: reinstall {package.name}; nothing was written."
                 )
+
+
+def needs_of(checkpoint: Checkpoint, engine: str, ranks: int) -> dict[str, Need]:
+    """What ``checkpoint`` needs of each patch of ``engine``, by id."""
+    ours = [name for name, (patch, *_twins) in CATALOGUE.items() if patch.engine == engine]
+    return {name: needed_by(checkpoint, name, ranks=ranks) for name in ours}
+
+
+def harmful(needs: Mapping[str, Need]) -> set[str]:
+    """Ids of the patches that the checkpoint must not be served with."""
+    return {name for name, need in needs.items() if need.needed_by == "harmful"}
+
+
+def _harm_from_elsewhere(plans: list[Plan], package: Package, needs: Mapping[str, Need]) -> list[str]:
+    """Repairs that others made and that break the checkpoint. Sentences."""
+    return [
+        f"{package.path(item.seen.file)} has what patch {name} does, not by this collection, and that breaks this "
+        f"checkpoint ({needs[name].why}): install a release of {package.name} without it, or another checkpoint."
+        for item in plans
+        for name, finding in item.before.items()
+        if finding.state == "upstream_fixed" and name in harmful(needs)
+    ]
 
 
 def _blocks(name: str, finding: Finding, needs: Mapping[str, Need]) -> bool:
@@ -237,8 +274,11 @@ def run(
         raise Hy3Error(f"tensor_parallel_size is {tensor_parallel_size}: give the number of ranks, 1 or more.")
     read = read_checkpoint(Path(checkpoint)) if checkpoint else None
     ours = [patch for twins in CATALOGUE.values() for patch in twins if patch.engine == engine]
-    needs = {patch.id: needed_by(read, patch.id, ranks=tensor_parallel_size) for patch in ours} if read else {}
+    needs = needs_of(read, engine, tensor_parallel_size) if read else {}
     chosen = choose(engine, patches, state, needs)
+    if state == "present":
+        # They may be in place from another time, or from somebody else.
+        chosen += sorted(harmful(needs))
     package = Package(directory)
     places = {patch.file: package.resolve(patch.file) for patch in ours}
     wanted = [patch for name in chosen for patch in CATALOGUE[name]]
@@ -248,23 +288,21 @@ def run(
             [patch for patch in wanted if places[patch.file] == file],
             state,
             [patch for patch in ours if places[patch.file] == file],
+            needs,
         )
         for file in dict.fromkeys(places[patch.file] for patch in wanted)
     ]
-    key = (
-        missing_key(read, Path(checkpoint))
-        if read and checkpoint and repair_token_suffix and engine == "vllm"
-        else None
-    )
+    repairs = repair_token_suffix and engine == "vllm" and state == "present"
+    key = missing_key(read, Path(checkpoint)) if read and checkpoint and repairs else None
     if state != "reported":
         refuse(plans, package, state, needs)
         if not check_mode:
             carry_out(plans, package)
-            if key and state == "present":
+            if key:
                 replace_file(key.path, key.new.encode(), like=key.path, room=key.path.parent)
-    answer = report(plans, package, state, needs, check_mode=check_mode)
-    unsolved = problems(read, engine) if read else []
-    if key and state == "present":
+    answer = report(plans, package, state, needs, check_mode=check_mode, files=sorted(set(places.values())))
+    unsolved = [*problems(read, engine), *_harm_from_elsewhere(plans, package, needs)] if read else []
+    if key:
         answer |= {"changed": True, "diff": [*answer["diff"], key.diff()]}
         unsolved = [problem for problem in unsolved if TOKENIZER_CONFIG not in problem]
     return {
@@ -288,10 +326,22 @@ class MissingKey(NamedTuple):
 
 
 def missing_key(read: Checkpoint, directory: Path) -> MissingKey | None:
-    """What to do about the key that vLLM 0.25 and newer look for; None if the checkpoint is right."""
+    """What to do about the key that vLLM 0.25 and newer look for; None if the checkpoint is right.
+
+    Raises Hy3Error where the file is no place to write to.
+    """
     path = directory / TOKENIZER_CONFIG
-    if not read.suffix or read.tokenizer_config.get(SUFFIX_KEY) == read.suffix or not path.is_file():
+    if not read.wrong_suffix:
         return None
+    if not path.is_file():
+        raise Hy3Error(
+            f"{directory} has no {TOKENIZER_CONFIG} to write {SUFFIX_KEY} into: fetch that file; nothing was written."
+        )
+    if path.is_symlink():
+        raise Hy3Error(
+            f"{path} is a symbolic link to {path.resolve()}, which others may use, as in a download cache: fetch the "
+            f"checkpoint as files of its own to have {SUFFIX_KEY} written; nothing was written."
+        )
     old = path.read_bytes().decode()
     return MissingKey(path, old, with_suffix(old, read.suffix))
 
@@ -315,10 +365,22 @@ def carry_out(plans: list[Plan], package: Package) -> None:
 
 
 def report(
-    plans: list[Plan], package: Package, goal: Goal, needs: Mapping[str, Need], *, check_mode: bool
+    plans: list[Plan],
+    package: Package,
+    goal: Goal,
+    needs: Mapping[str, Need],
+    *,
+    check_mode: bool,
+    files: Iterable[str],
 ) -> dict[str, Any]:
-    """The return values about files; for ``reported``, the hashes and states are those found."""
-    entries, diffs, texts, now = [], [], [], {}
+    """The return values about files; for ``reported``, the hashes and states are those found.
+
+    ``files`` are all that a patch of the engine is about: those without one may differ between nodes, too.
+    """
+    entries, diffs, texts = [], [], []
+    planned = {item.seen.file for item in plans}
+    others = {file: package.path(file) for file in files if file not in planned}
+    now = {file: _hash(path.read_bytes()) if path.is_file() else None for file, path in others.items()}
     refused = any(_blocks(name, finding, needs) for item in plans for name, finding in item.before.items())
     for item in plans:
         file, found = item.seen.file, item.seen.content
@@ -354,6 +416,7 @@ def report(
     return {
         "changed": goal != "reported" and bool(diffs),
         "patches": entries,
+        "files": now,
         "digest": sha256(json.dumps(now, sort_keys=True).encode()),
         "diff": [] if goal == "reported" else diffs,
         "unified_diff": "".join(texts),

@@ -42,6 +42,8 @@ _FUSED = {
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
 }
+# The marks of Hy3's chat template; a release checkpoint writes each with one suffix, a preview with none.
+_MARK = re.compile(r"<(?:think|tool_calls|tool_call)(:[^<>\"\\]{1,40})?>")
 _LINEAR = re.compile(
     r"(model\.layers\.\d+\.)(self_attn|mlp)(\.shared_mlp|\.shared_experts|\.experts\.\d+)?\.(\w+_proj)\.(\w+)"
 )
@@ -86,13 +88,25 @@ class Checkpoint:
     @property
     def mixed(self) -> bool:
         """Whether ModelOpt has quantized its layers in several ways."""
-        return self.quantization.get("quant_algo") == "MIXED_PRECISION"
+        said = next((one["quant_algo"] for one in self._quantizations if one.get("quant_algo")), "")
+        return self.quantization.get("quant_method") == "modelopt_mixed" or str(said).upper() == "MIXED_PRECISION"
+
+    @property
+    def quantized_layers(self) -> Collection[str] | None:
+        """What is quantized, where that is listed instead of what is not."""
+        found = (one.get("quantized_layers") for one in self._quantizations)
+        return next((layers for layers in found if isinstance(layers, dict)), None) if self.mixed else None
+
+    @property
+    def _quantizations(self) -> list[Mapping[str, Any]]:
+        """Both places that may speak of it, the newer one first."""
+        older = self.legacy_quant.get("quantization")
+        return [self.quantization, older if isinstance(older, dict) else {}]
 
     @property
     def ignored(self) -> list[str]:
         """Patterns of the modules that are not quantized."""
-        older = self.legacy_quant.get("quantization")
-        for source in (self.quantization, older if isinstance(older, dict) else {}):
+        for source in self._quantizations:
             if any(isinstance(source.get(key), list) for key in IGNORE_LISTS):
                 return ignore_patterns(source)
         return []
@@ -100,7 +114,13 @@ class Checkpoint:
     @property
     def suffix(self) -> str:
         """What the special tokens end in before the closing bracket; empty if the vocabulary has the bare ones."""
-        return min((t[6:-1] for t in self.tokens if re.fullmatch(r"<think(:[^>]*)?>", t)), default="")
+        return suffix_of(self.tokens) or ""
+
+    @property
+    def wrong_suffix(self) -> bool:
+        """Whether the key for the suffix says another one than the vocabulary, which has such tokens."""
+        found = suffix_of(self.tokens)
+        return found is not None and (self.tokenizer_config.get(SUFFIX_KEY) or "") != found
 
     def linears(self) -> dict[str, bool]:
         """Each linear module by the name that the engines build it under, and whether it is stored quantized."""
@@ -124,16 +144,29 @@ def _is_scale(kind: str) -> bool:
     return "scale" in kind and kind.startswith("weight") or kind == "weight_packed"
 
 
+def read_tokens(directory: Path) -> set[str]:
+    """The marks in the vocabulary of the checkpoint in ``directory``, wherever they stand; Hy3Error or OSError."""
+    added = _json(directory / TOKENIZER_CONFIG).get("added_tokens_decoder")
+    tokenizer = _json(directory / TOKENIZER)
+    listed, model = tokenizer.get("added_tokens"), tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    entries = [*(added.values() if isinstance(added, dict) else []), *(listed if isinstance(listed, list) else [])]
+    named = [str(entry.get("content")) for entry in entries if isinstance(entry, dict)]
+    return {
+        token for token in (*named, *(vocabulary if isinstance(vocabulary, dict) else ())) if _MARK.fullmatch(token)
+    }
+
+
+def suffix_of(tokens: Collection[str]) -> str | None:
+    """The suffix of the marks among ``tokens``, empty for bare ones, None if there are no marks."""
+    return max((match[1] or "" for match in map(_MARK.fullmatch, tokens) if match), default=None)
+
+
 def read_checkpoint(directory: Path) -> Checkpoint:
     """Read the small files of the checkpoint in ``directory``; Hy3Error if they are not there or not readable."""
     config = _json(directory / CONFIG)
     if not config:
         raise Hy3Error(f"{directory} has no {CONFIG} with settings in it: give the directory of a checkpoint.")
-    tokenizer_config = _json(directory / TOKENIZER_CONFIG)
-    added = tokenizer_config.get("added_tokens_decoder")
-    if not isinstance(added, dict):
-        listed = _json(directory / TOKENIZER).get("added_tokens")
-        added = dict(enumerate(listed)) if isinstance(listed, list) else {}
     if (directory / INDEX).is_file():
         tensors: Collection[str] = parse_index(_json(directory / INDEX))[0]
     elif (directory / SINGLE_SHARD).is_file():
@@ -143,8 +176,8 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     return Checkpoint(
         config,
         _json(directory / LEGACY_QUANT_CONFIG),
-        tokenizer_config,
-        {str(token.get("content")) for token in added.values() if isinstance(token, dict)},
+        _json(directory / TOKENIZER_CONFIG),
+        read_tokens(directory),
         tensors,
     )
 
@@ -156,13 +189,13 @@ def _json(path: Path) -> dict[str, Any]:
 
 def excluded(engine: str, checkpoint: Checkpoint, name: str) -> bool:
     """Whether ``engine`` leaves the module that it calls ``name`` unquantized, by the checkpoint's list of patterns."""
-    patterns, layers = checkpoint.ignored, checkpoint.quantization.get("quantized_layers")
+    patterns, layers = checkpoint.ignored, checkpoint.quantized_layers
     head, _dot, last = name.rpartition(".")
     shards = [f"{head}.{shard}" for shard, fused in _FUSED.items() if fused == last]
     if not checkpoint.modelopt:
         # compressed-tensors: equal, or an expression that matches at the start.
         return _listed(name, patterns) or (bool(shards) and all(_listed(shard, patterns) for shard in shards))
-    if checkpoint.mixed and isinstance(layers, dict):
+    if layers is not None:
         # A list of what is quantized instead; what it lacks is not.
         return not any(f"{layer}.".startswith(f"{part}.") for layer in layers for part in (name, *shards))
     if engine == "vllm":
@@ -316,10 +349,11 @@ def problems(checkpoint: Checkpoint, engine: str) -> list[str]:
     """What no patch of ``engine`` can repair, because the checkpoint itself says it wrongly. Sentences."""
     found = []
     key = checkpoint.tokenizer_config.get(SUFFIX_KEY)
-    if engine == "vllm" and checkpoint.suffix and key != checkpoint.suffix:
+    if engine == "vllm" and checkpoint.wrong_suffix:
+        ends = f"end in {checkpoint.suffix!r}" if checkpoint.suffix else "have no suffix"
         found.append(
-            f"{TOKENIZER_CONFIG} has {SUFFIX_KEY} {key!r} and the special tokens end in {checkpoint.suffix!r}, so the "
-            f"hy_v3 parsers of vLLM 0.25 and newer do not find them: set {SUFFIX_KEY} to {checkpoint.suffix!r}."
+            f"{TOKENIZER_CONFIG} has {SUFFIX_KEY} {key!r} and the special tokens {ends}, so the hy_v3 parsers of vLLM "
+            f"0.25 and newer do not find them: set {SUFFIX_KEY} to {checkpoint.suffix!r}."
         )
     full_width = "lm_head.weight" in checkpoint.tensors and not _is_stored_quantized(checkpoint, "lm_head")
     if checkpoint.modelopt and full_width and not excluded(engine, checkpoint, "lm_head"):
@@ -328,7 +362,39 @@ def problems(checkpoint: Checkpoint, engine: str) -> list[str]:
             f"model cannot be loaded whatever is patched: add lm_head to that list in {CONFIG} and "
             f"{LEGACY_QUANT_CONFIG}."
         )
-    return found
+    return [*found, *(_drafter_problem(checkpoint) if engine == "sglang" else [])]
+
+
+def _drafter_problem(checkpoint: Checkpoint) -> list[str]:
+    """Which linear of the MTP layer SGLang would not build as it is stored, with P5 where that is needed."""
+    if not checkpoint.modelopt or checkpoint.mixed:
+        return []
+    layer = f"model.layers.{checkpoint.layers}"
+    parts = {
+        name.removeprefix(layer): kind for name, kind in checkpoint.linears().items() if name.startswith(f"{layer}.")
+    }
+    dropped = _p5(checkpoint, 1).needed_by == "needed"
+    plain = {part for part in parts if dropped or excluded("sglang", checkpoint, f"model.decoder{part}")}
+    wrong = {part for part, quantized in parts.items() if quantized == (part in plain)}
+    if not wrong:
+        return []
+    part = min(wrong)
+    if dropped:
+        return [
+            f"{layer}{part} is stored quantized and the experts beside it in full width, and patch P5 builds all of "
+            "that layer in full width, so SGLang cannot load the drafter: serve without one."
+        ]
+    if parts[part]:
+        return [
+            f"{layer}{part} is stored quantized and is on the list of modules excluded from quantization, so SGLang "
+            f"cannot load the drafter: take it off that list in {CONFIG} and {LEGACY_QUANT_CONFIG}."
+        ]
+    missing = f"model.decoder{part}" if any(parts.values()) else f"{layer}*"
+    return [
+        f"{layer}{part} is stored in full width and SGLang, which calls it model.decoder{part}, does not find it on "
+        f"the list of modules excluded from quantization, so it cannot load the drafter: add {missing} to that list in "
+        f"{CONFIG} and {LEGACY_QUANT_CONFIG}, or serve without a drafter."
+    ]
 
 
 def with_suffix(text: str, suffix: str) -> str:

@@ -125,7 +125,7 @@ def _rename_first(source: Source, owner: str) -> list[Edit]:
 
 
 # The parts of the MTP layer, by any of which an exclude list may name its experts.
-MTP_PARTS = ("", ".mlp", ".mlp.experts", ".mlp.experts.0.gate_proj")
+MTP_PARTS = ("", ".mlp", ".mlp.experts", *(f".mlp.experts.0.{kind}_proj" for kind in ("gate", "up", "down")))
 # Of what SGLang can build, only ModelOpt's configurations have the method.
 _UNLESS_EXCLUDED = (
     'None if hasattr(quant_config, "is_layer_excluded") and any(quant_config.is_layer_excluded('

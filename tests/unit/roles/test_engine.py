@@ -149,6 +149,18 @@ def test_an_install_that_was_killed_is_completed(node: Node) -> None:
     assert not node.mark.exists()
 
 
+def test_what_torch_brings_is_compared(node: Node) -> None:
+    """Field case B83: CUDA and NCCL, too. Without them, as in a CPU build, nothing is lacking."""
+    done = node.play(PINS)
+    assert changed(done)
+    assert re.search(r'"?nccl"?: null', done.stdout), done.stdout
+    info = node.module("torch").parents[1] / "nvidia_nccl_cu13-2.28.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-nccl-cu13\nVersion: 2.28.9\n")
+    done = node.play([])
+    assert re.search(r'"?nccl"?: "?nvidia-nccl-cu13 2.28.9', done.stdout), done.stdout
+
+
 # (id, package)
 TEST_LOOSE: list[tuple[str, str]] = [
     ("no version", "vllm"),

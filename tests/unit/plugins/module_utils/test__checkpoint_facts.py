@@ -14,7 +14,6 @@ from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint_facts impor
     matches,
     read_checkpoint,
     scheme_of,
-    vocabulary_suffix,
 )
 from ansible_collections.sparks.hy3.plugins.module_utils._rules import judge
 from hypothesis import given, settings
@@ -119,21 +118,6 @@ def test_tensors(tensor: str, fact: str, expected: bool) -> None:
     assert describe_tensors({"num_hidden_layers": 80}, {}, [], {tensor})[fact] is expected
 
 
-# (tokenizer.json, suffix)
-VOCABULARIES: list[tuple[bytes, str | None]] = [
-    (b'{"added_tokens": [{"content": "<think:opensource>"}, {"content": "</think:opensource>"}]}', ":opensource"),
-    (b'{"model": {"vocab": {"<think>": 1, "<tool_calls>": 2}}}', ""),
-    (b'{"model": {"vocab": {"<tool_calls:v2>": 2}}}', ":v2"),
-    (b'{"model": {"vocab": {"think": 1}}}', None),
-    (b"\xff\xfe", None),
-]
-
-
-@pytest.mark.parametrize(("tokenizer", "suffix"), VOCABULARIES)
-def test_vocabulary(tokenizer: bytes, suffix: str | None) -> None:
-    assert vocabulary_suffix(tokenizer) == suffix
-
-
 def test_a_whole_directory(tmp_path: Path) -> None:
     files: dict[str, Json] = {
         "config.json": {
@@ -166,7 +150,7 @@ def test_a_whole_directory(tmp_path: Path) -> None:
             "scheme": "nvfp4",
             "method": "modelopt",
             "lm_head_excluded": True,
-            "layer_wildcards": True,
+            "layer_wildcards": False,  # of the MTP layer alone
             "missing_keys": ["expert_hidden_dim", "first_k_dense_replace", "num_nextn_predict_layers"],
             "num_key_value_heads": 8,
             "intermediate_size": None,

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from ansible_collections.sparks.hy3.plugins.module_utils._patch._needs import Checkpoint
 from ansible_collections.sparks.hy3.plugins.module_utils._rules import RULES
+from ansible_collections.sparks.hy3.tests.unit.plugins.module_utils._patch import published
 from ansible_collections.sparks.hy3.tests.unit.plugins.modules.module_runner import run_module
 
 USER = pwd.getpwuid(os.getuid()).pw_name
@@ -80,6 +83,62 @@ def test_nothing_given_is_nothing_judged() -> None:
     assert (result["packages"], result["checkpoint"]) == (None, None)
     assert {"util-over-free", "tp-heads", "ray-memory-monitor"} <= set(result["unjudged"])
     assert rules_of(result) | set(result["unjudged"]) <= {rule.id for rule in RULES}
+
+
+# The rules that ask whether a patch is in place.
+PATCH_RULES = {
+    *("ignore-shared-mlp", "mtp-head-quantized", "tp-vocab", "parser-suffix-old", "sglang-shared-experts"),
+    *("sglang-nextn-quantized", "sglang-nextn-norm", "sglang-wildcards", "sglang-parser-suffix"),
+}
+PROFILES = Path(__file__).parents[4] / "roles/profile/files/profiles"
+# What, checkpoint in miniature, profile, version, further arguments, whether what the checkpoint needs will be patched,
+# the rules about patches that hold.
+TEST_PATCHED: list[tuple[str, Checkpoint, str, str, dict[str, Any], bool, set[str]]] = [
+    ("libertai", published.LIBERTAI, "libertai_nvfp4_tp2", "0.24.0", {}, True, set()),
+    ("kodelow", published.KODELOW, "kodelow_w4a16_tp2", "0.24.0", {}, True, set()),
+    ("vroomfondel", published.VROOMFONDEL, "vroomfondel_w4a4_tp4", "0.5.23", {}, True, set()),
+    ("vroomfondel-old", published.VROOMFONDEL, "vroomfondel_w4a4_tp4", "0.5.14", {}, True, set()),
+    ("vroomfondel-own", published.VROOMFONDEL, "vroomfondel_w4a4_tp4", "0.5.14", {}, False, set()),
+    ("angelslim", published.ANGELSLIM, "libertai_nvfp4_tp2", "0.24.0", {}, True, set()),
+    ("angelslim-own", published.ANGELSLIM, "libertai_nvfp4_tp2", "0.24.0", {}, False, {"ignore-shared-mlp"}),
+    ("angelslim-sglang", published.ANGELSLIM, "vroomfondel_w4a4_tp4", "0.5.23", {}, True, set()),
+    ("angelslim-sglang-own", published.ANGELSLIM, "vroomfondel_w4a4_tp4", "0.5.23", {}, False, {"sglang-wildcards"}),
+    ("three-ranks", published.LIBERTAI, "libertai_nvfp4_tp2", "0.24.0", {"tp_size": 3}, True, set()),
+    ("three-ranks-own", published.LIBERTAI, "libertai_nvfp4_tp2", "0.24.0", {"tp_size": 3}, False, {"tp-vocab"}),
+    ("odd-ranks", published.LIBERTAI, "libertai_nvfp4_tp2", "0.24.0", {"tp_size": "x"}, True, set()),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "profile", "version", "more", "with_needed", "expected"),
+    [row[1:] for row in TEST_PATCHED],
+    ids=[row[0] for row in TEST_PATCHED],
+)
+def test_what_the_checkpoint_needs_will_be_patched(  # noqa: PLR0917 (a row)
+    tmp_path: Path,
+    given: Checkpoint,
+    profile: str,
+    version: str,
+    more: dict[str, Any],
+    with_needed: bool,
+    expected: set[str],
+) -> None:
+    plan = yaml.safe_load((PROFILES / f"{profile}.yml").read_text())
+    arguments = {**plan["engine_args"], **plan.get("speculative_args", {})}
+    if more:
+        arguments = {name: value for name, value in arguments.items() if name != "tensor-parallel-size"} | more
+    (tmp_path / f"venv/lib/python3.12/site-packages/{plan['engine']}-{version}.dist-info").mkdir(parents=True)
+    published.store(given, tmp_path / "model")
+    result = run_module(
+        "serve_check",
+        engine=plan["engine"],
+        venv=str(tmp_path / "venv"),
+        checkpoint=str(tmp_path / "model"),
+        arguments=arguments,
+        patches=plan["patches"],
+        with_needed_patches=with_needed,
+    )
+    assert rules_of(result) & PATCH_RULES == expected
 
 
 @pytest.mark.parametrize("user", ["0", str(os.getuid()), "99999999999999999999"])

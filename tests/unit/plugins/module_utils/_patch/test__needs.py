@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint_facts import (
+    read_checkpoint as describe_checkpoint,
+)
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._patch._needs import (
     Checkpoint,
@@ -19,79 +22,28 @@ from ansible_collections.sparks.hy3.plugins.module_utils._patch._needs import (
     needed_by,
     problems,
     read_checkpoint,
+    suffix_of,
+)
+from ansible_collections.sparks.hy3.tests.unit.plugins.module_utils._patch.published import (
+    ANGELSLIM,
+    CONFIG,
+    KODELOW,
+    LIBERTAI,
+    NAMED,
+    PLAIN,
+    VROOMFONDEL,
+    checkpoint,
+    tensors,
 )
 
-CONFIG = {"num_hidden_layers": 2, "vocab_size": 120832, "num_nextn_predict_layers": 1}
-ATTENTION = [f"self_attn.{kind}_proj" for kind in "qkvo"]
-
-
-def linears(*, shared: str = "shared_mlp", mtp: bool = True) -> list[str]:
-    """Names of the linear modules."""
-    found = [f"model.layers.0.{name}" for name in (*ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")]
-    for layer in range(1, 3 if mtp else 2):
-        inner = [f"mlp.{part}.{kind}_proj" for part in (shared, "experts.0") for kind in ("gate", "up", "down")]
-        found += [f"model.layers.{layer}.{name}" for name in (*ATTENTION, *inner)]
-    return found
-
-
-def tensors(
-    quantized: Iterable[str] = (), *, shared: str = "shared_mlp", mtp: bool = True, more: Iterable[str] = ()
-) -> set[str]:
-    """Names of the tensors; a linear is stored quantized if its name contains one of ``quantized``."""
-    words = tuple(quantized)
-    found = {"lm_head.weight", *more}
-    for name in linears(shared=shared, mtp=mtp):
-        found.add(f"{name}.weight")
-        if any(word in name for word in words):
-            found |= {f"{name}.weight_scale", f"{name}.weight_scale_2", f"{name}.input_scale"}
-    if mtp:
-        found |= {"model.layers.2.enorm.weight", "model.layers.2.final_layernorm.weight"}
-    return found
-
-
-def checkpoint(
-    names: Iterable[str], *ignored: str, method: str = "modelopt", algo: str = "NVFP4", **more: Any
-) -> Checkpoint:
-    quant = {"quant_method": method, "quant_algo": algo, "ignore": list(ignored)} if method else {}
-    return Checkpoint(
-        {**CONFIG, **({"quantization_config": quant} if method else {})},
-        {},
-        more.get("tokenizer_config", {}),
-        more.get("tokens", {"<think>", "</think>"}),
-        set(names),
-    )
-
-
-# BF16, as Tencent published it.
-PLAIN = checkpoint(tensors(), method="")
-# Seed 000: experts and shared experts in NVFP4, also of the MTP layer; attention and lm_head in BF16.
-LIBERTAI = checkpoint(tensors([".experts.", "shared_mlp", "layers.0.mlp"]), "lm_head", "*self_attn*")
-# Seed 003: everything in NVFP4 but lm_head and the MTP layer, with the names that transformers gives.
-NAMED = {"shared": "shared_experts", "more": ["model.layers.1.mlp.e_score_correction_bias"]}
-VROOMFONDEL = checkpoint(
-    tensors(["layers.0.", "layers.1."], shared="shared_experts", more=["model.layers.1.mlp.e_score_correction_bias"]),
-    "lm_head",
-    "model.layers.2*",
-)
-# Tencent's exporter: experts only; the shared expert is named in the list.
-ANGELSLIM = checkpoint(
-    tensors([".experts."]),
-    "lm_head",
-    *(f"model.layers.{n}.{part}*" for n in range(3) for part in ("self_attn", "mlp.shared_mlp")),
-    "model.layers.0.mlp.*_proj",
-)
-# Seed 001: compressed-tensors with suffixed tokens.
-KODELOW = checkpoint(
-    tensors([".experts."]),
-    "lm_head",
-    "re:.*self_attn.*",
-    r"re:.*mlp\.(gate|up|down)_proj$",
-    "re:.*shared_mlp.*",
-    method="compressed-tensors",
-    tokens={"<think:opensource>", "</think:opensource>", "<thinking>"},
-)
 NO_HEAD = checkpoint(tensors([".experts."]), "*self_attn*")
 HEAD_QUANTIZED = checkpoint({*tensors(["."]), "lm_head.weight_scale"}, "*self_attn*")
+
+
+def bf16_mtp(*ignored: str) -> Checkpoint:
+    return checkpoint(tensors(["layers.0.", "layers.1."]), "lm_head", *ignored)
+
+
 NOT_IN_LIST = checkpoint(tensors(["layers.0.", "layers.1."]), "lm_head")
 WORKAROUND = checkpoint(
     tensors([".experts."]),
@@ -124,6 +76,9 @@ TEST_NEEDS: list[tuple[str, Checkpoint, str, int, str, str]] = [
     ("mtp-not-in-list", NOT_IN_LIST, "P5", 2, "not_needed", "add model.layers.2* to that list"),
     ("mtp-of-bf16", PLAIN, "P5", 1, "not_needed", "not quantized by ModelOpt"),
     ("no-mtp-experts", checkpoint(tensors(mtp=False)), "P5", 1, "not_needed", "no MTP layer"),
+    ("mtp-in-list-by-up", bf16_mtp("model.layers.2.mlp.experts.0.up_proj"), "P5", 1, "needed", "full width"),
+    ("mtp-in-list-by-down", bf16_mtp("*.2.mlp.experts.*.down_proj"), "P5", 1, "needed", "full width"),
+    ("mtp-in-list-by-other", bf16_mtp("*.2.mlp.gate"), "P5", 1, "not_needed", "missing from the list"),
     ("final-norm", VROOMFONDEL, "P6", 4, "needed", "final_layernorm.weight is stored"),
     ("no-final-norm", checkpoint(tensors(mtp=False)), "P6", 1, "not_needed", "is not stored"),
     ("shared-in-list", ANGELSLIM, "P7", 2, "needed", "shared_mlp"),
@@ -191,15 +146,76 @@ def test_mixed_precision_lists_what_is_quantized() -> None:
     assert excluded("vllm", given, "model.layers.1.self_attn.o_proj") is True
 
 
-def test_problems_that_no_patch_repairs() -> None:
-    assert problems(LIBERTAI, "vllm") == problems(PLAIN, "vllm") == []
-    (head,) = problems(NO_HEAD, "vllm")
-    assert head.startswith("lm_head is stored in full width and missing from the list")
-    (key,) = problems(KODELOW, "vllm")
-    assert "has token_suffix None and the special tokens end in ':opensource'" in key
-    assert problems(KODELOW, "sglang") == []
-    told = Checkpoint(KODELOW.config, {}, {"token_suffix": ":opensource"}, KODELOW.tokens, KODELOW.tensors)
-    assert problems(told, "vllm") == []
+def mixed(quant: Any, legacy: Any) -> Checkpoint:
+    """Whose quantization is said in config.json, in hf_quant_config.json, or in both."""
+    return Checkpoint(
+        {**CONFIG, **({"quantization_config": quant} if quant else {})},
+        {"quantization": legacy},
+        {},
+        (),
+        tensors(["."]),
+    )
+
+
+def keyed(given: Checkpoint, key: Any) -> Checkpoint:
+    return replace(given, tokenizer_config={"token_suffix": key})
+
+
+MIXED, LISTED = {"quant_algo": "MIXED_PRECISION"}, {"quantized_layers": {"model.layers.1.mlp.experts": {}}}
+METHOD = {"quant_method": "modelopt"}
+NAMED_LAYER = [f"model.layers.{number}.self_attn*" for number in range(3)]
+DRAFTER_KINDS = tensors(["layers.0.", "layers.1.", "layers.2.self_attn"])
+# What, checkpoint, engine, a part of the one sentence, or nothing.
+TEST_PROBLEMS: list[tuple[str, Checkpoint, str, str]] = [
+    ("libertai", LIBERTAI, "vllm", ""),
+    ("libertai-sglang", LIBERTAI, "sglang", ""),
+    ("vroomfondel-sglang", VROOMFONDEL, "sglang", ""),
+    ("bf16", PLAIN, "vllm", ""),
+    ("bf16-sglang", PLAIN, "sglang", ""),
+    ("head-not-in-list", NO_HEAD, "vllm", "lm_head is stored in full width and missing from the list"),
+    ("no-key", KODELOW, "vllm", "has token_suffix None and the special tokens end in ':opensource'"),
+    ("no-key-sglang", KODELOW, "sglang", ""),
+    ("right-key", keyed(KODELOW, ":opensource"), "vllm", ""),
+    (
+        "wrong-key",
+        keyed(KODELOW, ":preview"),
+        "vllm",
+        "has token_suffix ':preview' and the special tokens end in ':opens",
+    ),
+    ("key-and-bare", keyed(LIBERTAI, ":opensource"), "vllm", "the special tokens have no suffix"),
+    ("empty-key-and-bare", keyed(LIBERTAI, ""), "vllm", ""),
+    ("null-key-and-bare", keyed(LIBERTAI, None), "vllm", ""),
+    ("key-and-no-tokens", keyed(replace(LIBERTAI, tokens=()), ":a"), "vllm", ""),
+    ("mixed-in-both", mixed({**METHOD, **MIXED, **LISTED}, {**MIXED, **LISTED}), "vllm", ""),
+    ("mixed-layers-in-legacy", mixed({**METHOD, **MIXED}, {**MIXED, **LISTED}), "vllm", ""),
+    ("mixed-all-in-legacy", mixed(None, {**MIXED, **LISTED}), "vllm", ""),
+    ("mixed-by-method", mixed({"quant_method": "modelopt_mixed", **LISTED}, {}), "vllm", ""),
+    ("mixed-by-method-layers-in-legacy", mixed({"quant_method": "modelopt_mixed"}, LISTED), "vllm", ""),
+    ("not-mixed", mixed({**METHOD, "quant_algo": "NVFP4"}, {**MIXED, **LISTED}), "vllm", "lm_head is stored in full"),
+    (
+        "drafter-of-two-kinds",
+        checkpoint(DRAFTER_KINDS, "lm_head", "model.layers.2.mlp.experts*"),
+        "sglang",
+        "model.layers.2.self_attn.o_proj is stored quantized and the experts beside it in full width",
+    ),
+    ("drafter-not-in-list", NOT_IN_LIST, "sglang", "add model.layers.2* to that list"),
+    (
+        "drafter-by-layer-name",
+        checkpoint(tensors([".experts.", "shared_mlp", "layers.0.mlp"]), "lm_head", *NAMED_LAYER),
+        "sglang",
+        "add model.decoder.self_attn.o_proj to that list",
+    ),
+    ("drafter-in-list", checkpoint(tensors(["."]), "lm_head", "*self_attn*"), "sglang", "take it off that list"),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "engine", "sentence"), [row[1:] for row in TEST_PROBLEMS], ids=[row[0] for row in TEST_PROBLEMS]
+)
+def test_problems_that_no_patch_repairs(given: Checkpoint, engine: str, sentence: str) -> None:
+    found = problems(given, engine)
+    assert len(found) == bool(sentence), found
+    assert sentence in "".join(found)
 
 
 def write(place: Path, **files: Any) -> Path:
@@ -236,6 +252,40 @@ def test_read_tokens_and_tensors_from_other_places(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0")
     read = read_checkpoint(tmp_path)
     assert (read.suffix, set(read.tensors), dict(read.quantization)) == (":b", {"lm_head.weight"}, {})
+
+
+ADDED = {"tokenizer_config__json": {"added_tokens_decoder": {"1": {"content": "<think:a>"}}}}
+# What, files, suffix.
+TEST_SUFFIX: list[tuple[str, dict[str, Any], str | None]] = [
+    ("decoder", ADDED, ":a"),
+    ("added", {"tokenizer__json": {"added_tokens": [{"content": "<think:a>"}]}}, ":a"),
+    (
+        "decoder-empty",
+        {
+            "tokenizer_config__json": {"added_tokens_decoder": {}},
+            "tokenizer__json": {"added_tokens": [{"content": "<think:a>"}]},
+        },
+        ":a",
+    ),
+    ("vocabulary", {"tokenizer__json": {"model": {"vocab": {"<think:a>": 1, "think": 2}}}}, ":a"),
+    ("vocabulary-bare", {"tokenizer__json": {"model": {"vocab": {"<think>": 1, "<tool_calls>": 2}}}}, ""),
+    ("tool-calls", {"tokenizer__json": {"model": {"vocab": {"<tool_calls:v2>": 2}}}}, ":v2"),
+    ("both", {**ADDED, "tokenizer__json": {"model": {"vocab": {"<think>": 1}}}}, ":a"),
+    ("no-marks", {"tokenizer__json": {"model": {"vocab": {"think": 1, "<thinking:a>": 2}}}}, None),
+    ("odd", {"tokenizer__json": {"model": {"vocab": [["<think>", 0]]}, "added_tokens": [1]}}, None),
+    ("none", {}, None),
+]
+
+
+@pytest.mark.parametrize(("files", "suffix"), [row[1:] for row in TEST_SUFFIX], ids=[row[0] for row in TEST_SUFFIX])
+def test_suffix_wherever_it_stands(tmp_path: Path, files: dict[str, Any], suffix: str | None) -> None:
+    read = read_checkpoint(write(tmp_path, config__json=CONFIG, model__safetensors__index__json=INDEX, **files))
+    assert (suffix_of(read.tokens), read.suffix) == (suffix, suffix or "")
+    assert needed_by(read, "P2").needed_by == ("needed" if suffix else "not_needed")
+    # The rules of the preflight must see the same.
+    facts = describe_checkpoint(tmp_path)
+    assert facts is not None
+    assert facts["vocab_suffix"] == suffix
 
 
 # Files, a part of the sentence.

@@ -80,7 +80,116 @@ def test_harmful_patch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Hy3Error, match="Patch P5 would break this checkpoint .* is stored quantized"):
         _patch.run(**arguments, patches=["P5"], state="present")
     _patch.run(**arguments, patches=["P5"], state="absent")
-    assert "P5" not in {entry["id"] for entry in _patch.run(**arguments, patches=None, state="present")["patches"]}
+    assert "P5" not in in_place(_patch.run(**arguments, patches=None, state="present"))
+
+
+def in_place(result: dict[str, Any]) -> set[str]:
+    return {entry["id"] for entry in result["patches"] if entry["state"] in ("applied", "upstream_fixed")}
+
+
+SHARED_FILE = "vllm/model_executor/models/hy_v3.py"
+SHARED = b"""class HYV3MoEFused:
+    def __init__(self, quant_config=None, prefix=""):
+        self.shared_mlp = HYV3FeedForward(quant_config=quant_config, prefix=f"{prefix}", reduce_results=False)
+"""
+SHARED_NAMED = SHARED.replace(b"{prefix}", b"{prefix}.shared_mlp")
+NEXTN_FILE = "sglang/srt/models/hunyuan_v3_nextn.py"
+NEXTN = b"""class HYV3ModelNextN:
+    def __init__(self, config, quant_config=None):
+        self.decoder = HYV3DecoderLayer(config=config, quant_config=quant_config)
+
+
+class HYV3ForCausalLMNextN:
+    def __init__(self, config, quant_config=None):
+        self.model = HYV3ModelNextN(config, quant_config)
+"""
+NEXTN_NEVER = NEXTN.replace(b"=quant_config)", b"=None)")
+DOWN = "model.layers.1.mlp.shared_mlp.down_proj.weight"
+DRAFTER = "model.layers.2.mlp.experts.0.gate_proj.weight"
+# By the file: tensors and exclude list of a checkpoint that needs its patch, and of one that it breaks.
+CHECKPOINTS: dict[str, tuple[tuple[list[str], list[str]], tuple[list[str], list[str]]]] = {
+    SHARED_FILE: (([DOWN], ["*.shared_mlp.*"]), ([DOWN], ["model.layers.1.mlp.down_proj"])),
+    NEXTN_FILE: (([DRAFTER], ["model.layers.2*"]), ([DRAFTER, f"{DRAFTER}_scale"], [])),
+}
+# What, file, content, what somebody adds after our patch (None: it was never applied), content after present or the
+# refusal, a part of the problem.
+TEST_HARMFUL: list[tuple[str, str, bytes, bytes | None, bytes | str, str]] = [
+    ("not-there", SHARED_FILE, SHARED, None, SHARED, ""),
+    ("ours", SHARED_FILE, SHARED, b"", SHARED, ""),
+    (
+        "ours-edited",
+        SHARED_FILE,
+        SHARED,
+        b"A = 1\n",
+        "changed by someone else after patch P7 .* break this checkpoint",
+        "",
+    ),
+    ("upstream", SHARED_FILE, SHARED_NAMED, None, SHARED_NAMED, "hy_v3.py has what patch P7 does"),
+    ("conditional-not-there", NEXTN_FILE, NEXTN, None, NEXTN, ""),
+    ("conditional-ours", NEXTN_FILE, NEXTN, b"", b"is_layer_excluded", ""),
+    ("unconditional", NEXTN_FILE, NEXTN_NEVER, None, NEXTN_NEVER, "hunyuan_v3_nextn.py has what patch P5 does"),
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "added", "after", "problem"),
+    [row[1:] for row in TEST_HARMFUL],
+    ids=[row[0] for row in TEST_HARMFUL],
+)
+def test_harmful_patch_does_not_stay(  # noqa: PLR0917 (a row)
+    tmp_path: Path, file: str, code: bytes, added: bytes | None, after: bytes | str, problem: str
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    engine = file.partition("/")[0]
+    (tmp_path / engine / "__init__.py").touch()
+    path.write_bytes(code)
+    needed, broken = (
+        checkpoint(tmp_path / name, tensors, quantization_config={"quant_method": "modelopt", "ignore": ignored})
+        for name, (tensors, ignored) in zip("nb", CHECKPOINTS[file], strict=True)
+    )
+
+    def run(place: str, state: str = "present") -> dict[str, Any]:
+        return _patch.run(
+            engine=engine, package_path=str(tmp_path / engine), checkpoint=place, patches=None, state=state
+        )
+
+    if added is not None:
+        assert run(needed)["changed"] is True
+        path.write_bytes(path.read_bytes() + added)
+    before = path.read_bytes()
+    if isinstance(after, str):
+        with pytest.raises(Hy3Error, match=after):
+            run(broken)
+        assert path.read_bytes() == before
+        return
+    reported = run(broken, "reported")
+    result = run(broken)
+    assert path.read_bytes() == after if after.count(b"\n") else after in path.read_bytes()
+    assert result["changed"] == (before != path.read_bytes()) == bool(reported["unified_diff"])
+    for found in (reported["checkpoint_problems"], result["checkpoint_problems"]):
+        harms = [sentence for sentence in found if "has what patch" in sentence]
+        assert len(harms) == bool(problem)
+        assert problem in "".join(harms)
+    assert run(broken)["changed"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("", "has no tokenizer_config.json to write"), ("blob", "symbolic link to")]
+)
+def test_key_has_no_place(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").touch()
+    place = Path(checkpoint(tmp_path / "c", ["lm_head.weight"]))
+    (place / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"content": "<think:a>"}]}))
+    if name:
+        (tmp_path / name).write_text("{}")
+        (place / "tokenizer_config.json").symlink_to(tmp_path / name)
+    arguments: dict[str, Any] = {"engine": "vllm", "package_path": str(tmp_path / "vllm"), "checkpoint": str(place)}
+    with pytest.raises(Hy3Error, match=message):
+        _patch.run(**arguments, patches=None, state="present", repair_token_suffix=True)
+    assert (place / "tokenizer_config.json").is_symlink() == bool(name)
+    assert len(_patch.run(**arguments, patches=None, state="present")["checkpoint_problems"]) == 1
 
 
 # Text before, text after; the tokens end in :a.

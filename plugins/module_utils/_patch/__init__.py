@@ -94,7 +94,7 @@ def survey(seen: Seen, patches: list[Patch]) -> dict[str, Finding]:
         tree = Source(seen.content).tree
     except (SyntaxError, ValueError) as exc:
         return {patch.id: Finding("unrecognised", f"Python cannot read the file: {exc}") for patch in patches}
-    alias = alias_of(tree)
+    alias = alias_of(tree, seen.file)
     if alias is not None:
         return {patch.id: Finding("unrecognised", f"the file only stands for the module {alias}") for patch in patches}
     return {patch.id: _judge(seen, patch, tree) for patch in patches}
@@ -163,7 +163,7 @@ def refuse(plans: list[Plan], package: Package, goal: Goal, needs: Mapping[str, 
                 "copies of its files (uv: --link-mode=copy); nothing was written."
             )
         for name, finding in item.before.items():
-            state, why, _rest = finding
+            state, why = finding.state, finding.why
             blocks = goal == "present" and _blocks(name, finding, needs)
             if blocks and state == "partial":
                 raise Hy3Error(
@@ -181,6 +181,16 @@ def refuse(plans: list[Plan], package: Package, goal: Goal, needs: Mapping[str, 
                     f"{path} was changed by someone else after patch {name} was applied, so its original cannot be put "
                     f"back: reinstall {package.name}; nothing was written."
                 )
+
+
+def refuse_other_suffix(plans: list[Plan], package: Package, suffix: str) -> None:
+    """Raise Hy3Error for the first file that somebody wrote another than the checkpoint's ``suffix`` into."""
+    for item in plans:
+        for written in {finding.suffix for finding in item.before.values()} - {None, suffix}:
+            raise Hy3Error(
+                f"{package.path(item.seen.file)} looks for special tokens with the suffix {written} and those of the "
+                f"checkpoint have {suffix or 'none'}: reinstall {package.name}; nothing was written."
+            )
 
 
 def _blocks(name: str, finding: Finding, needs: Mapping[str, Need]) -> bool:
@@ -239,7 +249,8 @@ def run(
     ours = [patch for twins in CATALOGUE.values() for patch in twins if patch.engine == engine]
     needs = {patch.id: needed_by(read, patch.id, ranks=tensor_parallel_size) for patch in ours} if read else {}
     chosen = choose(engine, patches, state, needs)
-    package = Package(directory)
+    version = find_version(engine, [str(directory.parent), *([] if package_path else sys.path)])
+    package = Package(directory, version)
     places = {patch.file: package.resolve(patch.file) for patch in ours}
     wanted = [patch for name in chosen for patch in CATALOGUE[name]]
     plans = [
@@ -258,6 +269,8 @@ def run(
     )
     if state != "reported":
         refuse(plans, package, state, needs)
+        if read and read.tokens and state == "present":
+            refuse_other_suffix(plans, package, read.suffix)
         if not check_mode:
             carry_out(plans, package)
             if key and state == "present":
@@ -269,7 +282,7 @@ def run(
         unsolved = [problem for problem in unsolved if TOKENIZER_CONFIG not in problem]
     return {
         "package_path": str(directory),
-        "engine_version": find_version(engine, [str(directory.parent), *([] if package_path else sys.path)]),
+        "engine_version": version,
         "checkpoint_problems": unsolved,
         **answer,
     }

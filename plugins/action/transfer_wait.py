@@ -76,6 +76,7 @@ class ActionModule(ActionBase):
             time.sleep(arguments["interval"])
 
     def _ask(self, task_vars: dict[str, t.Any], **arguments: str) -> dict[str, t.Any]:
+        arguments["_async_dir"] = self.get_shell_option("async_dir", default="~/.ansible_async")
         return self._execute_module(
             module_name="ansible.builtin.async_status", module_args=arguments, task_vars=task_vars
         )

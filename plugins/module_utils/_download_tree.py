@@ -26,6 +26,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._download import COMMIT
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._manifest import contradiction, hash_all, hub_reference
 from ansible_collections.sparks.hy3.plugins.module_utils._padding_tree import MARKER as PADDING
+from ansible_collections.sparks.hy3.plugins.module_utils._progress import Progress
 
 # Beside the client's notes, so neither is part of the manifest or of a padded copy.
 RECORD = ".cache/huggingface/hy3-download.json"
@@ -183,11 +184,12 @@ class Download:
             # With the note of a damaged file the client would take it for whole.
             if not file.is_small:
                 (self.directory / NOTE.format(file.name)).unlink(missing_ok=True)
-        started = time.time()
+        so_far = Progress(work.bytes, len(work.fetch))
 
         def progress() -> None:
-            figures = {"pid": os.getpid(), "bytes": self._arrived(work), "total_bytes": work.bytes, "started": started}
-            self._write(PROGRESS, json.dumps(figures) + "\n", durable=False)
+            whole = sum((self.directory / file.name).exists() for file in work.fetch)
+            facts = so_far.at(time.monotonic(), done=self._arrived(work), files_done=whole)
+            self._write(PROGRESS, json.dumps({"pid": os.getpid(), **facts}) + "\n", durable=False)
 
         try:
             names = [file.name for file in work.fetch]
@@ -303,7 +305,7 @@ class Download:
     def _how_far(self) -> str:
         try:
             figures = json.loads((self.directory / PROGRESS).read_text(encoding="utf-8"))
-            return f" (process {figures['pid']}, {figures['bytes']} of {figures['total_bytes']} bytes)"
+            return f" (process {figures['pid']}, {figures['bytes']} of {figures['bytes_total']} bytes)"
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 

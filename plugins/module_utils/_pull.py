@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import typing as t
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,8 +18,6 @@ from ansible_collections.sparks.hy3.plugins.module_utils._pull_rsync import Said
 PARTIAL = ".hy3-pull"
 # Seconds between two looks at a source that lacks something, and at one that does not answer.
 LOOK_SECONDS, RETRY_SECONDS = 0.5, 3.0
-# Seconds that a rate is taken over.
-RATE_SECONDS = 10.0
 
 
 # ---- What to pull
@@ -193,32 +189,3 @@ def _changed(file: File, source: Source, why: str) -> str:
         f"{file.name} on {source.name} is not the manifest's ({why}): it is damaged or was changed since; see to it "
         "there and run again, and only the rest is pulled."
     )
-
-
-# ---- Progress
-
-
-class Progress:
-    """Bytes over time, for rate and time left."""
-
-    def __init__(self, total: int, files: int) -> None:
-        self.total = total
-        self.files = files
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def at(self, now: float, *, done: int, files_done: int) -> dict[str, t.Any]:
-        """Progress as facts: bytes, bytes a second over the last seconds, seconds left (None if nothing moves)."""
-        self._seen.append((now, done))
-        while len(self._seen) > 1 and now - self._seen[0][0] > RATE_SECONDS:
-            self._seen.popleft()
-        began, before = self._seen[0]
-        rate = max(0, done - before) / (now - began) if now > began else 0.0
-        eta = round((self.total - done) / rate) if rate else None
-        return {
-            "bytes": done,
-            "bytes_total": self.total,
-            "files": files_done,
-            "files_total": self.files,
-            "rate": round(rate),
-            "eta_s": eta,
-        }

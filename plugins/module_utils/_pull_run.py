@@ -27,10 +27,10 @@ from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint_files impor
 from ansible_collections.sparks.hy3.plugins.module_utils._durable import sync_directory
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._manifest import File, hash_all, hash_file
+from ansible_collections.sparks.hy3.plugins.module_utils._progress import Progress
 from ansible_collections.sparks.hy3.plugins.module_utils._pull import (
     PARTIAL,
     Board,
-    Progress,
     Supply,
     check_manifest,
     differing,
@@ -159,6 +159,8 @@ class Puller:
                 if self.clock() > until:
                     raise Hy3Error(f"Another run is writing {self.dest}; wait for it, or stop it, and run again.")
                 self.sleep(PROGRESS_SECONDS)
+            # Of a run that was killed.
+            (self.partial / PROGRESS).unlink(missing_ok=True)
             yield
         finally:
             os.close(self.lock)

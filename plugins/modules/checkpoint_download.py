@@ -21,8 +21,8 @@ description:
     not have stay as well.
   - Disk space is checked before anything is fetched. A run that was killed goes on with the files that are not whole. A
     connection that is cut is taken up where it was cut, but C(huggingface_hub) 2.4.0 begins a file anew in a new run.
-  - While it runs, C(.cache/huggingface/hy3-progress.json) in O(dest) holds C(bytes), C(total_bytes), C(started) (Unix
-    seconds) and C(pid) as JSON.
+  - While it runs, C(.cache/huggingface/hy3-progress.json) in O(dest) holds its process C(pid) and how far it is, as
+    M(sparks.hy3.transfer_wait) reads it.
 extends_documentation_fragment:
   - sparks.hy3._attributes
   - sparks.hy3._attributes.changes

@@ -27,7 +27,7 @@ description:
   - Also removes, from the directory itself, unfinished downloads, and files at its top that engines read
     (configuration, tokenizer, chat template, Python) and the manifest lacks. Any other file stays.
   - Writes C(.hy3-pull/progress.json) in O(dest) once a second while it pulls, with C(bytes), C(bytes_total), C(files),
-    C(files_total), C(rate) in bytes a second and C(eta_s) in seconds.
+    C(files_total), C(rate) in bytes a second and C(eta_s) in seconds; M(sparks.hy3.transfer_wait) shows it.
   - Needs C(rsync) 3.2.7 or newer and C(setpriv) (util-linux).
 extends_documentation_fragment:
   - sparks.hy3._attributes

@@ -14,11 +14,10 @@ import re
 import shlex
 import time
 import typing as t
-from pathlib import Path
 
-from ansible_collections.sparks.hy3.plugins.module_utils._safetensors import render_header
 from ansible_collections.sparks.hy3.tests.bench.figures import show
 from ansible_collections.sparks.hy3.tests.integration.lab import LAB, on, play, run
+from ansible_collections.sparks.hy3.tests.integration.tree import make_checkpoint
 
 INVENTORY = "inventories/lab4"
 HEAD, *OTHERS = NODES = [f"spark-{number}" for number in (1, 2, 3, 4)]
@@ -26,23 +25,6 @@ HEAD, *OTHERS = NODES = [f"spark-{number}" for number in (1, 2, 3, 4)]
 RATE = "300mbit"
 SHARDS, SHARD_BYTES = 99, 12 * 1024**2  # as many as the real one has
 TREE, STAR = "/srv/hy3/models/fanout", "/srv/fanout-star"
-
-
-def make_checkpoint(directory: Path) -> None:
-    """One tensor of random bytes a shard."""
-    directory.mkdir(parents=True)
-    weight_map: dict[str, str] = {}
-    for number in range(SHARDS):
-        name, tensor = (
-            f"model-{number + 1:05d}-of-{SHARDS:05d}.safetensors",
-            f"model.layers.{number}.mlp.up_proj.weight",
-        )
-        header = render_header({tensor: ("U8", (SHARD_BYTES,))}, {})
-        (directory / name).write_bytes(header + os.urandom(SHARD_BYTES))
-        weight_map[tensor] = name
-    index = {"metadata": {"total_size": SHARDS * SHARD_BYTES}, "weight_map": weight_map}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    (directory / "config.json").write_text(json.dumps({"num_hidden_layers": SHARDS}))
 
 
 def remove(nodes: t.Iterable[str], *trees: str) -> None:
@@ -60,10 +42,10 @@ class Seconds(t.NamedTuple):
 def pull() -> Seconds:
     """Give the tree to those that lack it."""
     arguments = {"tensor-parallel-size": len(NODES), "speculative-config": None}
-    variables = json.dumps({"hy3_checkpoint_dir": TREE, "hy3_engine_args": arguments, "fanout_shards": SHARDS})
+    variables = json.dumps({"hy3_checkpoint_dir": TREE, "hy3_engine_args": arguments, "copied_shards": SHARDS})
     os.sync()
     began = time.perf_counter()
-    said = " ".join(run("ansible-playbook", "tests/bench/fanout.yml", "-i", INVENTORY, "-e", variables).split())
+    said = " ".join(run("ansible-playbook", "tests/integration/copy.yml", "-i", INVENTORY, "-e", variables).split())
     taken = time.perf_counter() - began
     return Seconds(taken, max(map(float, re.findall(r" files, \S+ \S+ in (\S+) s ", said)), default=0))
 
@@ -95,7 +77,7 @@ def bench() -> None:
     play("lab_up", "-e", f"hy3_lab_link_rate={RATE}", inventory=INVENTORY)
     try:
         remove(NODES, TREE, STAR)
-        make_checkpoint(LAB / f"nodes/{HEAD}/root{TREE}")
+        make_checkpoint(LAB / f"nodes/{HEAD}/root{TREE}", SHARDS, SHARD_BYTES)
         chain = pull()
         check_equal(TREE)
         nothing = pull()

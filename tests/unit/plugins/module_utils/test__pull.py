@@ -5,14 +5,11 @@
 
 from __future__ import annotations
 
-import typing as t
-
 import pytest
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._manifest import File
 from ansible_collections.sparks.hy3.plugins.module_utils._pull import (
     Board,
-    Progress,
     agrees,
     check_manifest,
     differing,
@@ -206,29 +203,3 @@ def test_hope_ends_at_once_when_nobody_lets_us_in() -> None:
     assert places.due(NAMES, 1000) == []
     with pytest.raises(Hy3Error, match="auth failed"):
         places.check_hope(1)
-
-
-@pytest.mark.parametrize(
-    ("seen", "rate", "eta"),
-    [
-        ([(0, 0)], 0, None),
-        ([(0, 0), (2, 100)], 50, 18),
-        ([(0, 50), (2, 50)], 0, None),
-        # Only the last seconds count.
-        ([(0, 0), (10, 10), (15, 10), (20, 500)], 49, 10),
-        ([(0, 100), (1, 0)], 0, None),
-    ],
-)
-def test_progress(*, seen: list[tuple[float, int]], rate: int, eta: int | None) -> None:
-    progress = Progress(1000, 7)
-    facts: dict[str, t.Any] = {}
-    for now, done in seen:
-        facts = progress.at(now, done=done, files_done=3)
-    assert facts == {
-        "bytes": seen[-1][1],
-        "bytes_total": 1000,
-        "files": 3,
-        "files_total": 7,
-        "rate": rate,
-        "eta_s": eta,
-    }

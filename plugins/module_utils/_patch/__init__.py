@@ -98,7 +98,7 @@ def survey(seen: Seen, patches: list[Patch]) -> dict[str, Finding]:
         tree = Source(seen.content).tree
     except (SyntaxError, ValueError) as exc:
         return {patch.id: Finding("unrecognised", f"Python cannot read the file: {exc}") for patch in patches}
-    alias = alias_of(tree)
+    alias = alias_of(tree, seen.file)
     if alias is not None:
         return {patch.id: Finding("unrecognised", f"the file only stands for the module {alias}") for patch in patches}
     return {patch.id: _judge(seen, patch, tree) for patch in patches}
@@ -174,7 +174,7 @@ def refuse(plans: list[Plan], package: Package, goal: Goal, needs: Mapping[str, 
                 "copies of its files (uv: --link-mode=copy); nothing was written."
             )
         for name, finding in item.before.items():
-            state, why, _rest = finding
+            state, why = finding.state, finding.why
             blocks = goal == "present" and _blocks(name, finding, needs)
             if blocks and state == "partial":
                 raise Hy3Error(
@@ -218,6 +218,16 @@ def _harm_from_elsewhere(plans: list[Plan], package: Package, needs: Mapping[str
         for name, finding in item.before.items()
         if finding.state == "upstream_fixed" and name in harmful(needs)
     ]
+
+
+def refuse_other_suffix(plans: list[Plan], package: Package, suffix: str) -> None:
+    """Raise Hy3Error for the first file that somebody wrote another than the checkpoint's ``suffix`` into."""
+    for item in plans:
+        for written in {finding.suffix for finding in item.before.values()} - {None, suffix}:
+            raise Hy3Error(
+                f"{package.path(item.seen.file)} looks for special tokens with the suffix {written} and those of the "
+                f"checkpoint have {suffix or 'none'}: reinstall {package.name}; nothing was written."
+            )
 
 
 def _blocks(name: str, finding: Finding, needs: Mapping[str, Need]) -> bool:
@@ -279,7 +289,8 @@ def run(
     if state == "present":
         # They may be in place from another time, or from somebody else.
         chosen += sorted(harmful(needs))
-    package = Package(directory)
+    version = find_version(engine, [str(directory.parent), *([] if package_path else sys.path)])
+    package = Package(directory, version)
     places = {patch.file: package.resolve(patch.file) for patch in ours}
     wanted = [patch for name in chosen for patch in CATALOGUE[name]]
     plans = [
@@ -296,6 +307,8 @@ def run(
     key = missing_key(read, Path(checkpoint)) if read and checkpoint and repairs else None
     if state != "reported":
         refuse(plans, package, state, needs)
+        if read and read.tokens and state == "present":
+            refuse_other_suffix(plans, package, read.suffix)
         if not check_mode:
             carry_out(plans, package)
             if key:
@@ -307,7 +320,7 @@ def run(
         unsolved = [problem for problem in unsolved if TOKENIZER_CONFIG not in problem]
     return {
         "package_path": str(directory),
-        "engine_version": find_version(engine, [str(directory.parent), *([] if package_path else sys.path)]),
+        "engine_version": version,
         "checkpoint_problems": unsolved,
         **answer,
     }

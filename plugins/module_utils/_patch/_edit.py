@@ -26,12 +26,14 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 class Finding(NamedTuple):
     """The state of one patch in one file; ``why`` is a clause for a person and may be empty.
 
-    ``rest`` says of a ``partial`` one that the patch's edits add what is missing.
+    ``rest`` says of a ``partial`` one that the patch's edits add what is missing. ``suffix`` is that of the special
+    tokens where somebody wrote one into the file, which then fits no checkpoint that has another.
     """
 
     state: State
     why: str = ""
     rest: bool = False
+    suffix: str | None = None
 
 
 class Edit(NamedTuple):
@@ -53,7 +55,10 @@ class Source:
 
     def __init__(self, raw: bytes) -> None:
         self.encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0]
-        self.text = raw.decode(self.encoding)
+        try:
+            self.text = raw.decode(self.encoding)
+        except LookupError as exc:  # such as rot13, a codec that makes no text
+            raise ValueError(f"{self.encoding} is no encoding of text") from exc
         self.tree = ast.parse(self.text)
         self._utf8 = self.text.encode()
         self._line_starts = [0, *(match.end() for match in _LINE_END.finditer(self._utf8))]
@@ -176,12 +181,47 @@ def each_once(wanted: dict[str, int]) -> None:
 
 def same(node: ast.expr | ast.stmt, text: str) -> bool:
     """Whether ``node`` is what the source ``text`` says, whatever its layout."""
-    return ast.unparse(node) == ast.unparse(ast.parse(text))
+    # Not the module itself: a string by itself would be its docstring.
+    return ast.unparse(node) == ast.unparse(ast.parse(text).body[0])
 
 
 def unpacks(call: ast.Call) -> bool:
     """Whether ``call`` has ``*args`` or ``**kwargs``, so that its arguments cannot be read from the tree."""
     return any(isinstance(arg, ast.Starred) for arg in call.args) or any(item.arg is None for item in call.keywords)
+
+
+def is_none(node: ast.AST) -> bool:
+    """Whether ``node`` is the literal None."""
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
+    """The argument ``name`` of ``call``, by keyword or at ``position``; UnknownCodeError if the call hides it."""
+    if unpacks(call):
+        raise UnknownCodeError(f"the call of {ast.unparse(call.func)} unpacks its arguments")
+    given = keyword(call, name)
+    return given.value if given else next(iter(call.args[position:]), None)
+
+
+def value_at(function: ast.FunctionDef, call: ast.Call, value: ast.expr | None) -> ast.AST | None:
+    """What decides about ``value``, an argument of ``call``: ``value`` or the statement that last sets that variable.
+
+    None for a parameter that ``function`` hands down as it got it.
+    """
+    if not isinstance(value, ast.Name):
+        return value
+    setters = [node for node in function.body if stores(node, value.id)]
+    if not setters and value.id in parameters(function):
+        return None
+    if not setters or (setters[-1].end_lineno or call.lineno) >= call.lineno:
+        raise UnknownCodeError(f"{value.id} is not set before the call of {ast.unparse(call.func)}")
+    last = setters[-1]
+    return last.value if isinstance(last, ast.Assign) else last
+
+
+def stores(tree: ast.AST, name: str) -> bool:
+    """Whether ``tree`` sets the variable ``name``."""
+    return any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in ast.walk(tree))
 
 
 def parameters(function: ast.FunctionDef) -> set[str]:
@@ -190,22 +230,56 @@ def parameters(function: ast.FunctionDef) -> set[str]:
     return {item.arg for item in (*every.posonlyargs, *every.args, *every.kwonlyargs)}
 
 
-def alias_of(tree: ast.Module) -> str | None:
-    """Dotted name of the module that this file puts into ``sys.modules`` in its own place, None for a real module.
+def gone(tree: ast.Module, name: str, kind: str = "class") -> Finding:
+    """``absent``, for a file that does not define ``name``; UnknownCodeError if it may have it from elsewhere."""
+    if any(_brings(node, name) for node in ast.walk(tree)) or any(
+        isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body
+    ):
+        raise UnknownCodeError(f"{kind} {name} is not in this file and seems to come from another one")
+    return Finding("absent", f"there is no {kind} {name}")
+
+
+def _brings(node: ast.AST, name: str) -> bool:
+    """Whether ``node`` imports or uses ``name``, or puts some other module in a module's place."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return any(text in (name, "*") for item in node.names for text in (item.name, item.asname))
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return ast.unparse(node.value).rpartition(".")[2] == "modules"
+    return name in (getattr(node, "id", None), getattr(node, "attr", None))
+
+
+def alias_of(tree: ast.Module, file: str) -> str | None:
+    """Dotted name of the module that ``file`` puts into ``sys.modules`` in its own place, None for a real module.
 
     vLLM leaves such files where a module used to be: an edit there would reach code that nobody runs.
     """
-    names = dict(_imported(tree))
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and any(ast.unparse(t) == "sys.modules[__name__]" for t in node.targets):
-            value = ast.unparse(node.value)
-            return names.get(value, value)
+    module = file.removesuffix(".py").split("/")
+    names = dict(_imported(tree, module))
+
+    def meant(node: ast.expr) -> str:
+        first, dot, rest = ast.unparse(node).partition(".")
+        return names.get(ast.unparse(node)) or names.get(first, first) + dot + rest
+
+    for node in (node for node in tree.body if isinstance(node, ast.Assign)):
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) and same(target.slice, "__name__"):
+                if meant(target.value) != "sys.modules":
+                    continue
+                named = strings(node.value) if calls(node.value, "import_module") else []
+                return _absolute(named[0], module) if named else meant(node.value)
     return None
 
 
-def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _imported(tree: ast.Module, module: list[str]) -> Iterator[tuple[str, str]]:
     for node in tree.body:
         if isinstance(node, ast.Import):
             yield from ((item.asname or item.name, item.name) for item in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield from ((item.asname or item.name, f"{node.module}.{item.name}") for item in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute("." * node.level + (node.module or ""), module)
+            yield from ((item.asname or item.name, f"{base}.{item.name}") for item in node.names)
+
+
+def _absolute(name: str, module: list[str]) -> str:
+    """``name`` as an import in ``module`` means it."""
+    rest = name.lstrip(".")
+    return ".".join([*module[: len(rest) - len(name)], rest]).rstrip(".") if rest != name else name

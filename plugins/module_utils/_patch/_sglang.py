@@ -16,16 +16,21 @@ from ansible_collections.sparks.hy3.plugins.module_utils._patch._edit import (
     Patch,
     Source,
     UnknownCodeError,
+    argument,
     calls,
     classes,
     deciding,
     each_once,
+    gone,
+    is_none,
     keyword,
     methods,
     parameters,
     same,
+    stores,
     strings,
     unpacks,
+    value_at,
 )
 
 _TARGET = "sglang/srt/models/hunyuan_v3.py"
@@ -33,6 +38,14 @@ _NEXTN = "sglang/srt/models/hunyuan_v3_nextn.py"
 _TARGET_CLASS = "HYV3ForCausalLM"
 _NEXTN_CLASS = "HYV3ForCausalLMNextN"
 _NEXTN_MODEL = "HYV3ModelNextN"
+
+
+class _Step(NamedTuple):
+    """A statement that replaces parts of tensor names, of all that have ``asked`` in them."""
+
+    node: ast.stmt
+    asked: str
+    pairs: list[tuple[str, str]]
 
 
 class _Rename(NamedTuple):
@@ -46,6 +59,14 @@ class _Rename(NamedTuple):
     def word(self) -> str:
         """The last part of ``old`` by itself."""
         return self.old.strip(".").rpartition(".")[2]
+
+    def done_by(self, steps: list[_Step]) -> bool:
+        """Whether ``steps`` give such a tensor its new name."""
+        name = f"model.layers.1{self.old}"
+        for step in steps:
+            for old, new in step.pairs if step.asked in name else []:
+                name = name.replace(old, new)
+        return name == f"model.layers.1{self.new}"
 
     def statement(self, variable: str) -> str:
         """Source of the statement that renames the tensor whose name is in ``variable``."""
@@ -75,17 +96,58 @@ def _loops(loader: ast.FunctionDef) -> list[tuple[ast.For, str]]:
     ]
 
 
+def _head(loop: ast.For) -> list[ast.stmt]:
+    """The statements before the first inner loop, which compares and stacks names and may go on to the next tensor."""
+    inner = (any(isinstance(n, ast.For | ast.While) for n in ast.walk(node)) for node in loop.body)
+    return loop.body[: next((number for number, has in enumerate(inner) if has), None)]
+
+
+def _replaced(value: ast.expr, variable: str) -> list[tuple[str, str]]:
+    """The arguments of each call in ``variable.replace(old, new).replace(…)``; none for any other expression."""
+    pairs: list[tuple[str, str]] = []
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "replace":
+        words = [item.value for item in value.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+        if len(words) != 2 or len(value.args) != 2:
+            return []
+        pairs.insert(0, (words[0], words[1]))
+        value = value.func.value
+    return pairs if isinstance(value, ast.Name) and value.id == variable else []
+
+
+def _steps(loader: ast.FunctionDef, loop: ast.For, variable: str) -> list[_Step]:
+    """What is done to the names, in a generator over the tensors or at the head of the loop."""
+    steps = []
+    for node in loader.body[: loader.body.index(loop)] if loop in loader.body else []:
+        value = node.value if isinstance(node, ast.Assign) and same(node.targets[0], "weights") else None
+        if isinstance(value, ast.GeneratorExp) and isinstance(value.elt, ast.Tuple) and len(value.generators) == 1:
+            (each,) = value.generators
+            if same(each.iter, "weights") and isinstance(each.target, ast.Tuple) and not each.ifs:
+                steps.append(_Step(node, "", _replaced(value.elt.elts[0], ast.unparse(each.target.elts[0]))))
+    for node in _head(loop):
+        asked, inner = "", [node]
+        if isinstance(node, ast.If) and not node.orelse and isinstance(node.test, ast.Compare):
+            (asked,) = strings(node.test.left)[:1] or [""]
+            inner = node.body if same(node.test, f"{asked!r} in {variable}") else inner
+        pairs = [
+            _replaced(each.value, variable) if isinstance(each, ast.Assign) and same(each.targets[0], variable) else []
+            for each in inner
+        ]
+        if all(pairs):
+            steps.append(_Step(node, asked, [pair for several in pairs for pair in several]))
+    return [step for step in steps if step.pairs]
+
+
 def _missing(loader: ast.FunctionDef) -> list[_Rename]:
-    """The renames that ``loader`` does not do, in whatever way; UnknownCodeError if one is treated otherwise."""
-    # The pristine file has this word in it, so a search for shared_experts alone would call it repaired.
-    said = [text.replace("num_shared_experts", "") for text in strings(loader)]
+    """The renames that ``loader`` does not do; UnknownCodeError if it treats one of those names otherwise."""
+    ((loop, variable),) = _loops(loader)
+    steps = _steps(loader, loop, variable)
     missing = []
     for rename in _RENAMES:
-        new = rename.new.strip(".").rpartition(".")[2]
-        if not any(rename.word in text for text in said):
+        known = sum(_count(rename.word, strings(step.node)) for step in steps)
+        if known != _count(rename.word, strings(loader)) or (known and not rename.done_by(steps)):
+            raise UnknownCodeError(f"load_weights treats {rename.word} in another way")
+        if not known:
             missing.append(rename)
-        elif not any(new in text for text in said):
-            raise UnknownCodeError(f"load_weights knows {rename.word} and does not rename it to {new}")
     return missing
 
 
@@ -93,7 +155,7 @@ def _missing(loader: ast.FunctionDef) -> list[_Rename]:
 def _names_of_transformers(tree: ast.Module, owner: str, *, shared_mlp: bool) -> Finding:
     owners, loaders = classes(tree, owner), _loaders(tree, owner)
     if not owners and not any(isinstance(n, ast.FunctionDef) and n.name == "load_weights" for n in ast.walk(tree)):
-        return Finding("absent", f"there is no class {owner}")
+        return gone(tree, owner)
     loops = [loop for loader in loaders for loop in _loops(loader)]
     each_once({f"class {owner}": len(owners), "load_weights in it": len(loaders), "loop over weights": len(loops)})
     (loader,), ((loop, variable),) = loaders, loops
@@ -108,7 +170,7 @@ def _names_of_transformers(tree: ast.Module, owner: str, *, shared_mlp: bool) ->
         return Finding("partial", f"{missing[0].said} is not renamed, the rest is", rest=True)
     if missing:
         return Finding("defect")
-    if any(same(node, rename.statement(variable)) for node in loop.body for rename in _RENAMES):
+    if any(same(node, rename.statement(variable)) for node in _head(loop) for rename in _RENAMES):
         return Finding("applied")
     return Finding("upstream_fixed", "load_weights knows the names of transformers")
 
@@ -141,7 +203,7 @@ def _inits(tree: ast.Module, owner: str) -> list[ast.FunctionDef]:
 def _nextn_quantization(tree: ast.Module) -> Finding:
     owners, inits = classes(tree, _NEXTN_MODEL), _inits(tree, _NEXTN_MODEL)
     if not owners and not calls(tree, "HYV3DecoderLayer"):
-        return Finding("absent", f"there is no class {_NEXTN_MODEL}")
+        return gone(tree, _NEXTN_MODEL)
     layers = [call for init in inits for call in calls(init, "HYV3DecoderLayer")]
     each_once(
         {
@@ -157,24 +219,25 @@ def _nextn_quantization(tree: ast.Module) -> Finding:
         raise UnknownCodeError("the call of HYV3DecoderLayer has no keyword quant_config")
     if same(quant.value, f"{_UNLESS_EXCLUDED}quant_config"):
         return Finding("applied")
-    if isinstance(quant.value, ast.Constant) and quant.value.value is None:
+    sites = [(outer, call) for outer in _inits(tree, _NEXTN_CLASS) for call in calls(outer, _NEXTN_MODEL)]
+    handed = [(init, layer, quant.value), *((outer, call, argument(call, 1, "quant_config")) for outer, call in sites)]
+    found = [value if value is None else value_at(where, call, value) for where, call, value in handed]
+    if any(value is None for _where, _call, value in handed) or any(value and is_none(value) for value in found):
         return Finding("upstream_fixed", "the layer is built without a quantization config")
-    both = [init, *_inits(tree, _NEXTN_CLASS)]
-    if any("modelopt" in text for part in both for text in strings(part)) or any(
-        calls(part, "is_layer_excluded") for part in both
-    ):
+    if any(value and _asks_modelopt(value) for value in found):
         return Finding("upstream_fixed", "the quantization config is left out where ModelOpt needs that")
-    if not isinstance(quant.value, ast.Name) or quant.value.id != "quant_config":
-        raise UnknownCodeError(f"quant_config is {ast.unparse(quant.value)}")
-    if any(_stores(part, "quant_config") for part in both):
-        raise UnknownCodeError("quant_config is set before it is used")
+    if other := [ast.unparse(value) for value in found if value]:
+        raise UnknownCodeError(f"quant_config is {other[0]}")
+    both = [node for part in (init, *_inits(tree, _NEXTN_CLASS)) for node in part.body]
+    if any(_asks_modelopt(node) and any(isinstance(n, ast.Assign) for n in ast.walk(node)) for node in both):
+        return Finding("partial", "the quantization config is left out, but the layer gets the other one")
     if not {"config", "quant_config"} <= parameters(init):
         raise UnknownCodeError(f"{_NEXTN_MODEL} gets config or quant_config in another way")
     return Finding("defect")
 
 
-def _stores(tree: ast.AST, name: str) -> bool:
-    return any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in ast.walk(tree))
+def _asks_modelopt(tree: ast.AST) -> bool:
+    return any("modelopt" in text.lower() for text in strings(tree)) or bool(calls(tree, "is_layer_excluded"))
 
 
 def _ask_about_layer(source: Source) -> list[Edit]:
@@ -209,14 +272,21 @@ def _to_norm(variable: str) -> str:
 def _final_norm(tree: ast.Module) -> Finding:
     owners, loaders = classes(tree, _NEXTN_CLASS), _loaders(tree, _NEXTN_CLASS)
     if not owners and not any(isinstance(n, ast.FunctionDef) and n.name == "load_weights" for n in ast.walk(tree)):
-        return Finding("absent", f"there is no class {_NEXTN_CLASS}")
+        return gone(tree, _NEXTN_CLASS)
     each_once({f"class {_NEXTN_CLASS}": len(owners), "load_weights in it": len(loaders)})
     (loader,) = loaders
     places = _decoder_names(loader)
     if len(places) == 1 and same(places[0][0], f'{_to_norm(places[0][1])}f"model.decoder.{{{places[0][1]}}}"'):
         return Finding("applied")
     if any("final_layernorm" in text for text in strings(tree)):
-        stored = [text for n in ast.walk(loader) if isinstance(n, ast.Assign) for text in strings(n.value)]
+        stored = [
+            text
+            for loop, variable in _loops(loader)
+            for node in _head(loop)
+            for n in ast.walk(node)
+            if isinstance(n, ast.Assign) and same(n.targets[0], variable)
+            for text in strings(n.value)
+        ]
         if any("shared_head.norm" in text for text in stored):
             return Finding("upstream_fixed", "load_weights knows final_layernorm")
         raise UnknownCodeError("final_layernorm is handled in another way")
@@ -231,6 +301,19 @@ def _load_final_norm(source: Source) -> list[Edit]:
 
 
 _NO_DOT = '"model" if not prefix else '
+# What else gives the same name.
+_NO_DOT_EITHER = (
+    '"model"',
+    'add_prefix("model", prefix)',
+    'maybe_prefix(prefix, "model")',
+    *(f'f"{{prefix}}.model"{test} else "model"' for test in (" if prefix", ' if prefix != ""', " if len(prefix) > 0")),
+    'f"{prefix}.model".lstrip(".")',
+    'f"{prefix}.model".strip(".")',
+    'f"{prefix}.model".removeprefix(".")',
+    """f"{prefix + '.' if prefix else ''}model\"""",
+    '(prefix + "." if prefix else "") + "model"',
+    '".".join(filter(None, [prefix, "model"]))',
+)
 
 
 def _model_calls(tree: ast.Module) -> list[ast.Call]:
@@ -241,7 +324,7 @@ def _model_calls(tree: ast.Module) -> list[ast.Call]:
 def _model_prefix(tree: ast.Module) -> Finding:
     owners = classes(tree, _TARGET_CLASS)
     if not owners and not calls(tree, "HYV3Model"):
-        return Finding("absent", f"there is no class {_TARGET_CLASS}")
+        return gone(tree, _TARGET_CLASS)
     found = _model_calls(tree)
     each_once(
         {
@@ -258,10 +341,10 @@ def _model_prefix(tree: ast.Module) -> Finding:
     if same(name, f'{_NO_DOT}f"{{prefix}}.model"'):
         return Finding("applied")
     if same(name, 'f"{prefix}.model"'):
+        if any(stores(init, "prefix") for init in _inits(tree, _TARGET_CLASS)):
+            raise UnknownCodeError("prefix is set before it is used")
         return Finding("defect")
-    asks = isinstance(name, ast.IfExp) and "prefix" in ast.unparse(name.test)
-    helped = isinstance(name, ast.Call) and any(calls(name, f) for f in ("add_prefix", "maybe_prefix", "lstrip"))
-    if strings(name)[-1:] and "model" in strings(name) and (asks or helped or isinstance(name, ast.Constant)):
+    if any(same(name, repaired) for repaired in _NO_DOT_EITHER):
         return Finding("upstream_fixed", f"the model is named {said}")
     raise UnknownCodeError(f"the model is named {said}")
 

@@ -18,7 +18,7 @@ import os
 import site
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
@@ -37,11 +37,13 @@ class Record:
     """What we wrote over one file.
 
     ``written`` maps the SHA-256 of a content that we wrote to the ids of the patches in it. While one content of ours
-    replaces another both stand in it, so that the file is known as ours on either side of the rename.
+    replaces another both stand in it, so that the file is known as ours on either side of the rename. ``version`` is
+    the engine's, where known.
     """
 
     original: bytes
     written: dict[str, tuple[str, ...]]
+    version: str | None = None
 
     def dump(self) -> bytes:
         """The record as a JSON document."""
@@ -50,6 +52,7 @@ class Record:
                 "original_base64": base64.b64encode(self.original).decode(),
                 "sha256_original": sha256(self.original),
                 "written": self.written,
+                "version": self.version,
             },
             indent=2,
         ).encode()
@@ -61,7 +64,8 @@ class Record:
         original = base64.b64decode(fields["original_base64"], validate=True)
         if sha256(original) != fields["sha256_original"]:
             raise ValueError("the original does not have the recorded hash")
-        return cls(original, {digest: tuple(ids) for digest, ids in fields["written"].items()})
+        written = {digest: tuple(ids) for digest, ids in fields["written"].items()}
+        return cls(original, written, fields.get("version"))
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,9 @@ class Seen:
 class Package:
     """An engine's installed package. Paths of files are relative to the directory that holds the package."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, version: str | None = None) -> None:
         self.directory = directory
+        self.version = version
         self.name = directory.name
         self._room = directory / _ROOM
 
@@ -101,14 +106,17 @@ class Package:
         """``file``, or the file it is an alias of if that one exists."""
         content = self._read(self.path(file))
         try:
-            alias = alias_of(Source(content).tree) if content is not None else None
+            alias = alias_of(Source(content).tree, file) if content is not None else None
         except (SyntaxError, ValueError):
             alias = None
         target = f"{alias.replace('.', '/')}.py" if alias else file
         return target if self.path(target).is_file() else file
 
     def see(self, file: str) -> Seen:
-        """Read ``file`` and its record; Hy3Error if the record is damaged."""
+        """Read ``file`` and its record; Hy3Error if the record is damaged.
+
+        The record of another version of the engine says nothing about a content that we did not write.
+        """
         raw = self._read(self._record_path(file))
         try:
             record = None if raw is None else Record.load(raw)
@@ -117,7 +125,9 @@ class Package:
                 f"{self._record_path(file)} is damaged ({exc}), so the original of {self.path(file)} is not known: "
                 "delete it and reinstall the engine."
             ) from exc
-        return Seen(file, self._read(self.path(file)), record)
+        seen = Seen(file, self._read(self.path(file)), record)
+        upgraded = record and None not in (record.version, self.version) and record.version != self.version
+        return replace(seen, record=None) if upgraded and not seen.ours else seen
 
     def written(self, file: str, *, now: float) -> float | None:
         """When the content of ``file`` can last have changed, in Unix seconds; None if that is not known.
@@ -139,7 +149,7 @@ class Package:
         path = self.path(file)
         self._sweep()
         if record is not None:
-            self._put(self._record_path(file), record.dump(), like=path)
+            self._put(self._record_path(file), replace(record, version=self.version).dump(), like=path)
         # Before the new source stands there: bytecode made from the old one in between is stale by its own stamp.
         for stale in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
             stale.unlink(missing_ok=True)

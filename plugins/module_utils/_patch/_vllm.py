@@ -15,16 +15,21 @@ from ansible_collections.sparks.hy3.plugins.module_utils._patch._edit import (
     Patch,
     Source,
     UnknownCodeError,
+    argument,
     calls,
     classes,
     deciding,
     each_once,
+    gone,
+    is_none,
     keyword,
     methods,
     parameters,
     same,
+    stores,
     strings,
     unpacks,
+    value_at,
 )
 
 _HEAD_CLASS = "HYV3SharedHead"
@@ -35,7 +40,7 @@ _HEAD_CALL = "ParallelLMHead"
 def _mtp_head(tree: ast.Module) -> Finding:
     owners = classes(tree, _HEAD_CLASS)
     if not owners and not calls(tree, _HEAD_CALL):
-        return Finding("absent", f"there is no class {_HEAD_CLASS}")
+        return gone(tree, _HEAD_CLASS)
     inits = [init for owner in owners for init in methods(owner, "__init__")]
     heads = [call for init in inits for call in calls(init, _HEAD_CALL)]
     sites = calls(tree, _HEAD_CLASS)
@@ -58,8 +63,15 @@ def _mtp_head(tree: ast.Module) -> Finding:
         return Finding("partial", f"{_HEAD_CLASS} {missing}")
     prefix = keyword(head, "prefix")
     if prefix is None:
-        return _unnamed_head(head, takes_prefix=takes_prefix)
-    return _named_head(prefix.value, takes_prefix=takes_prefix)
+        return _unnamed_head(tree, init, head, site, takes_prefix=takes_prefix)
+    # The name may be made where the class is used.
+    handed = takes_prefix and same(prefix.value, "prefix")
+    name = argument(site, 2, "prefix") if handed and value_at(init, head, prefix.value) is None else prefix.value
+    if name is None:
+        raise AssertionError("what takes a prefix gets one here")
+    if handed and same(name, '"lm_head"'):
+        return Finding("upstream_fixed", "the head is named 'lm_head'")
+    return _named_head(name, takes_prefix=takes_prefix)
 
 
 def _named_head(name: ast.expr, *, takes_prefix: bool) -> Finding:
@@ -75,16 +87,24 @@ def _named_head(name: ast.expr, *, takes_prefix: bool) -> Finding:
     return Finding("upstream_fixed", f"the head is named {ast.unparse(name)}")
 
 
-def _unnamed_head(head: ast.Call, *, takes_prefix: bool) -> Finding:
+def _unnamed_head(
+    tree: ast.Module, init: ast.FunctionDef, head: ast.Call, site: ast.Call, *, takes_prefix: bool
+) -> Finding:
     if takes_prefix:
         return Finding("partial", f"{_HEAD_CLASS} gets a prefix but does not name its head")
     if len(head.args) > 2:
         raise UnknownCodeError(f"{_HEAD_CALL} gets {len(head.args)} positional arguments instead of 2")
     quant = keyword(head, "quant_config")
-    if quant is None or (isinstance(quant.value, ast.Constant) and quant.value.value is None):
-        return Finding("upstream_fixed", "the head is built without a quantization config")
-    if not isinstance(quant.value, ast.Name):
-        raise UnknownCodeError(f"quant_config is {ast.unparse(quant.value)}")
+    outer = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and site in ast.walk(f)]
+    for function, call, value in (
+        (init, head, quant.value if quant else None),
+        *((function, site, argument(site, 1, "quant_config")) for function in outer[-1:]),
+    ):
+        found = value_at(function, call, value)
+        if value is None or (found and is_none(found)):
+            return Finding("upstream_fixed", "the head is built without a quantization config")
+        if found:
+            raise UnknownCodeError(f"quant_config is {ast.unparse(found)}")
     return Finding("defect")
 
 
@@ -122,6 +142,10 @@ def _words(tree: ast.AST) -> set[str]:
     }
 
 
+def _assigns(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and stores(node, name)
+
+
 def _pad_functions(tree: ast.AST) -> list[ast.FunctionDef]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == _PAD]
 
@@ -130,15 +154,19 @@ def _pad_functions(tree: ast.AST) -> list[ast.FunctionDef]:
 def _vocab_padding(tree: ast.Module) -> Finding:
     functions = _pad_functions(tree)
     if not functions and not calls(tree, _PAD):
-        return Finding("absent", f"there is no function {_PAD}")
+        return gone(tree, _PAD, "function")
     each_once({f"function {_PAD}": len(functions)})
     (function,) = functions
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     if len(body) == len(_PAD_TO_RANKS) + 1 and all(map(same, body, (*_PAD_TO_RANKS, _PADDED))):
         return Finding("applied")
+    results = [n for n in ast.walk(function) if isinstance(n, ast.Return) or _assigns(n, "pad_to")]
+    if any(_words(node) & _KNOWS_RANKS for node in results):
+        return Finding("upstream_fixed", f"{_PAD} pads by the tensor parallel size")
     if _words(function) & _KNOWS_RANKS:
-        return Finding("upstream_fixed", f"{_PAD} knows the tensor parallel size")
-    if _words(tree) & {"lcm", "gcd"}:
+        return Finding("partial", f"{_PAD} knows the tensor parallel size and does not pad by it")
+    callers = calls(tree, _PAD)
+    if callers and all(any(_words(value) & {"lcm", "gcd"} for value in call.args) for call in callers):
         return Finding("upstream_fixed", "the padding is computed for the tensor parallel size")
     names = [item.arg for item in function.args.args]
     if len(body) != 1 or not same(body[0], _PADDED) or names != _PAD_ARGUMENTS:
@@ -168,7 +196,7 @@ def _shared_mlps(tree: ast.Module) -> tuple[int, list[ast.Call]]:
 def _shared_mlp(tree: ast.Module) -> Finding:
     owners = classes(tree, _MOE_CLASS)
     if not owners and not calls(tree, _MLP_CALL):
-        return Finding("absent", f"there is no class {_MOE_CLASS}")
+        return gone(tree, _MOE_CLASS)
     inits, found = _shared_mlps(tree)
     each_once({f"class {_MOE_CLASS}": len(owners), "__init__ in it": inits, f"call of {_MLP_CALL} there": len(found)})
     (call,) = found

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
+from itertools import takewhile
 from typing import NamedTuple
 
 from ansible_collections.sparks.hy3.plugins.module_utils._patch._edit import (
@@ -20,6 +21,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._patch._edit import (
     classes,
     deciding,
     each_once,
+    gone,
     methods,
     same,
     strings,
@@ -27,7 +29,10 @@ from ansible_collections.sparks.hy3.plugins.module_utils._patch._edit import (
 
 
 class _Parser(NamedTuple):
-    """A parser's class, its special tokens without the closing bracket, and where those are written."""
+    """A parser's class, its special tokens without the closing bracket, and where those are written.
+
+    Properties are read by the base class's ``__init__`` already.
+    """
 
     name: str
     tokens: Mapping[str, str]
@@ -58,7 +63,7 @@ def _returned(owner: ast.ClassDef, name: str) -> list[ast.expr]:
     ]
 
 
-def _assigned(owner: ast.ClassDef, name: str) -> list[ast.expr]:
+def _assigned(owner: ast.AST, name: str) -> list[ast.expr]:
     """What the methods of ``owner`` put into ``self.name``."""
     found = []
     for node in ast.walk(owner):
@@ -100,7 +105,7 @@ def _kind(value: ast.expr, token: str) -> str:
 def _inspect(parser: _Parser, tree: ast.Module) -> Finding:
     owners = classes(tree, parser.name)
     if not owners and not any(token in text for text in strings(tree) for token in parser.tokens.values()):
-        return Finding("absent", f"there is no class {parser.name}")
+        return gone(tree, parser.name)
     inits = [init for owner in owners for init in methods(owner, "__init__")]
     each_once({f"class {parser.name}": len(owners), "__init__ in it": len(inits)})
     (owner,), (init,) = owners, inits
@@ -111,15 +116,23 @@ def _inspect(parser: _Parser, tree: ast.Module) -> Finding:
     if "" in kinds:
         raise UnknownCodeError("a special token is made in another way")
     if kinds == {"computed"} and suffixes:
-        if any(same(node, parser.suffix) for node in init.body):
-            return Finding("applied")
-        return Finding("upstream_fixed", "the special tokens are made with the suffix")
+        return _computed(parser, init)
     if kinds != {"bare"} or suffixes:
         (kind, *more) = sorted(kinds)
         if more or not kind.startswith("wired "):
             return Finding("partial", "only some of the special tokens have the suffix, or none is found for them")
-        return Finding("upstream_fixed", f"the suffix {kind.removeprefix('wired ')} is written into the tokens")
+        suffix = kind.removeprefix("wired ")
+        return Finding("upstream_fixed", f"the suffix {suffix} is written into the tokens", suffix=suffix)
     return _elsewhere(parser, tree, init)
+
+
+def _computed(parser: _Parser, init: ast.FunctionDef) -> Finding:
+    if any(same(node, parser.suffix) for node in init.body):
+        return Finding("applied")
+    words = parser.tokens.keys() | ({"__init__"} if parser.written is _returned else set())
+    if not any(_assigned(node, "suffix") for node in _before(init, words)):
+        return Finding("partial", "the suffix is found only after the tokens are made")
+    return Finding("upstream_fixed", "the special tokens are made with the suffix")
 
 
 def _elsewhere(parser: _Parser, tree: ast.Module, init: ast.FunctionDef) -> Finding:
@@ -132,13 +145,18 @@ def _elsewhere(parser: _Parser, tree: ast.Module, init: ast.FunctionDef) -> Find
     return Finding("defect")
 
 
+def _before(init: ast.FunctionDef, words: Set[str]) -> list[ast.stmt]:
+    """The statements of ``init`` before the first that has one of ``words`` as an attribute."""
+    return list(
+        takewhile(
+            lambda node: not any(isinstance(n, ast.Attribute) and n.attr in words for n in ast.walk(node)), init.body
+        )
+    )
+
+
 def _anchor(parser: _Parser, init: ast.FunctionDef) -> ast.stmt | None:
-    """The first statement that needs the suffix. The base class of the reasoning parser reads the tokens already."""
-    for node in init.body:
-        words = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-        if "__init__" in words or words & parser.tokens.keys():
-            return node
-    return None
+    """The first statement that needs the suffix, or may."""
+    return next(iter(init.body[len(_before(init, parser.tokens.keys() | {"__init__"})) :]), None)
 
 
 def _edits(parser: _Parser, source: Source) -> list[Edit]:

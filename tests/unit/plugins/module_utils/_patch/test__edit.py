@@ -63,7 +63,9 @@ def test_edited_takes_edits_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"def f(:\n", b"\xff\n", b"# coding: no-such\n", b"x = 1\x00\n"], ids=["syntax", "utf-8", "cookie", "nul"]
+    "raw",
+    [b"def f(:\n", b"\xff\n", b"# coding: no-such\n", b"# coding: rot13\n", b"x = 1\x00\n"],
+    ids=["syntax", "utf-8", "cookie", "no-text", "nul"],
 )
 def test_source_refuses_what_python_cannot_read(raw: bytes) -> None:
     with pytest.raises((SyntaxError, ValueError)):
@@ -75,7 +77,18 @@ TEST_ALIAS: list[tuple[str, str, str | None]] = [
     ("from", "import sys\nfrom vllm.new.place import hy_v3 as m\nsys.modules[__name__] = m\n", "vllm.new.place.hy_v3"),
     ("import-as", "import sys\nimport vllm.new as n\nsys.modules[__name__] = n\n", "vllm.new"),
     ("import", "import sys\nimport vllm.new\nsys.modules[__name__] = vllm.new\n", "vllm.new"),
-    ("unknown", "import sys\nfrom . import m\nsys.modules[__name__] = m\n", "m"),
+    ("sys-by-another-name", "import sys as _s\nfrom a import m\n_s.modules[__name__] = m\n", "a.m"),
+    ("modules-imported", "from sys import modules\nfrom a import m\nmodules[__name__] = m\n", "a.m"),
+    (
+        "by-name",
+        "import importlib, sys\nsys.modules[__name__] = importlib.import_module('vllm.new')\n",
+        "vllm.new",
+    ),
+    ("by-relative-name", "import sys\nsys.modules[__name__] = import_module('.new', __package__)\n", "vllm.models.new"),
+    ("relative", "import sys\nfrom . import m\nsys.modules[__name__] = m\n", "vllm.models.m"),
+    ("relative-further", "import sys\nfrom ..new import m\nsys.modules[__name__] = m\n", "vllm.new.m"),
+    ("beyond-the-top", "import sys\nfrom .... import m\nsys.modules[__name__] = m\n", ".m"),
+    ("unknown", "import sys\nsys.modules[__name__] = make()\n", "make()"),
     ("other-module", "import sys\nsys.modules['x'] = 1\n", None),
     ("re-export", "from vllm.new.place import *\n", None),
     ("only-said", '"""sys.modules[__name__] = m"""\n', None),
@@ -84,7 +97,7 @@ TEST_ALIAS: list[tuple[str, str, str | None]] = [
 
 @pytest.mark.parametrize(("text", "alias"), [row[1:] for row in TEST_ALIAS], ids=[row[0] for row in TEST_ALIAS])
 def test_alias_of(text: str, alias: str | None) -> None:
-    assert alias_of(ast.parse(text)) == alias
+    assert alias_of(ast.parse(text), "vllm/models/hy_v3.py") == alias
 
 
 def test_calls_by_name_and_by_attribute() -> None:

@@ -295,6 +295,18 @@ def test_upgrade_to_a_repaired_release(package: Path) -> None:
     assert run(package, "absent", "TA")["changed"] is False
 
 
+def test_upgrade_to_a_release_with_our_own_edit(package: Path) -> None:
+    metadata = package.parent / "vllm-1.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Name: vllm\nVersion: 0.28.0\n")
+    run(package, "present", "TA")
+    metadata.write_text("Name: vllm\nVersion: 0.29.0\n")
+    (package.parent / FILE).write_bytes(b"# 0.29.0\nA = 2\n")
+    assert states(run(package, "reported", "TA")) == [("upstream_fixed", "upstream_fixed")]
+    assert run(package, "absent", "TA")["changed"] is False
+    assert not (package / ".hy3-patch").exists()
+
+
 def test_changed_by_hand_after_patching(package: Path) -> None:
     run(package, "present", "TA")
     (package.parent / FILE).write_bytes(WITH_A + b"# mine\n")

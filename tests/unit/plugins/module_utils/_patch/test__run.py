@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 from ansible_collections.sparks.hy3.plugins.module_utils import _patch
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
+from ansible_collections.sparks.hy3.tests.unit.plugins.module_utils._patch.test__vllm_parsers import (
+    THINK,
+    WIRED,
+    suffixed,
+)
 
 
 def checkpoint(place: Path, tensors: list[str], **files: Any) -> str:
@@ -190,6 +195,35 @@ def test_key_has_no_place(tmp_path: Path, name: str, message: str) -> None:
         _patch.run(**arguments, patches=None, state="present", repair_token_suffix=True)
     assert (place / "tokenizer_config.json").is_symlink() == bool(name)
     assert len(_patch.run(**arguments, patches=None, state="present")["checkpoint_problems"]) == 1
+
+
+# The tokens in the vocabulary, and what is said of a vLLM 0.24 into which somebody wrote :a.
+TEST_WRITTEN = [
+    ("same", ["<think:a>"], None),
+    ("other", ["<think:b>"], "with the suffix :a and those of the checkpoint have :b: reinstall vllm"),
+    ("bare", ["<think>"], "with the suffix :a and those of the checkpoint have none: reinstall vllm"),
+    ("no-tokens", [], None),
+]
+
+
+@pytest.mark.parametrize(("tokens", "said"), [row[1:] for row in TEST_WRITTEN], ids=[row[0] for row in TEST_WRITTEN])
+def test_suffix_that_somebody_wrote(tmp_path: Path, tokens: list[str], said: str | None) -> None:
+    package = tmp_path / "vllm"
+    (package / "reasoning").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "reasoning/hy_v3_reasoning_parser.py").write_text(suffixed(THINK, by=WIRED).replace("opensource", "a"))
+    place = Path(checkpoint(tmp_path / "c", ["lm_head.weight"]))
+    (place / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"content": token} for token in tokens]}))
+
+    def run(state: str) -> dict[str, Any]:
+        return _patch.run(engine="vllm", package_path=str(package), patches=["P2"], state=state, checkpoint=str(place))
+
+    assert run("reported")["patches"][0]["state"] == "upstream_fixed"
+    if said:
+        with pytest.raises(Hy3Error, match=f"hy_v3_reasoning_parser.py looks for special tokens {said}"):
+            run("present")
+    else:
+        assert run("present")["changed"] is False
 
 
 # Text before, text after; the tokens end in :a.

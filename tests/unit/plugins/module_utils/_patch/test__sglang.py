@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.sparks.hy3.plugins.module_utils._patch import build
 from ansible_collections.sparks.hy3.plugins.module_utils._patch._edit import Patch, State
-from ansible_collections.sparks.hy3.plugins.module_utils._patch._sglang import PATCHES
+from ansible_collections.sparks.hy3.plugins.module_utils._patch._sglang import _NO_DOT_EITHER, PATCHES
 
 P4, P4_TWIN, P5, P6, P8 = PATCHES
 
@@ -74,6 +74,22 @@ def changed(text: str, *pairs: tuple[str, str]) -> str:
     return text
 
 
+# The names are compared and stacked before this.
+STACKED = "            for part in parts:\n                name = name.replace(part, part)\n"
+END = "            loaded.append(name)\n"
+IN_ONE = '.replace(".shared_experts.", ".shared_mlp.").replace("e_score_correction_bias", "expert_bias")'
+ASKED = "".join(
+    f'            if "{word}" in name:\n    {line}' for word, line in (("shared_experts", SHARED), ("e_sc", BIAS))
+)
+GENERATED = f"        weights = ((n{IN_ONE}, w) for n, w in weights)\n"
+QUANT = "            quant_config=quant_config,\n"
+LAYER = "        self.decoder = HYV3"
+INNER = "        nextn = None if 'modelopt' in quant_config.get_name() else quant_config\n"
+OUTER = "self.model = HYV3ModelNextN(config, quant_config)"
+ELSE = "            else:\n"
+DECODER = '                name = f"model.decoder.{subname}"\n'
+TO_NORM = 'name.replace("model.decoder.final_layernorm", "model.shared_head.norm")\n'
+
 # (what, patch, file, its state)
 TEST_INSPECT: list[tuple[str, Patch, str, State]] = [
     # Field case B74: the untouched file has the word num_shared_experts, and here even a docstring has the other.
@@ -91,6 +107,40 @@ TEST_INSPECT: list[tuple[str, Patch, str, State]] = [
         changed(TARGET, (LOOP, LOOP + '            if "shared_experts" in name: break\n')),
         "unrecognised",
     ),
+    ("remap-in-one", P4, changed(TARGET, (LOOP, f"{LOOP}            name = name{IN_ONE}\n")), "upstream_fixed"),
+    ("remap-asks", P4, changed(TARGET, (LOOP, LOOP + ASKED)), "upstream_fixed"),
+    ("remap-asks-wrongly", P4, changed(TARGET, (LOOP, LOOP + ASKED.replace("in name", "not in name"))), "unrecognised"),
+    ("remap-generated", P4, changed(TARGET, (LOOP, GENERATED + LOOP)), "upstream_fixed"),
+    ("remap-generated-after", P4, changed(TARGET, (END, END + GENERATED)), "unrecognised"),
+    ("remap-late", P4, changed(TARGET, (END, STACKED + SHARED + BIAS + END)), "unrecognised"),
+    ("remap-late-in-half", P4, changed(TARGET, (END, STACKED + SHARED + END)), "unrecognised"),
+    ("remap-early-and-stacked", P4, changed(TARGET, (END, SHARED + BIAS + STACKED + END)), "upstream_fixed"),
+    ("remap-unused", P4, changed(TARGET, (LOOP, f"{LOOP}            new = name{IN_ONE}\n")), "unrecognised"),
+    (
+        "remap-reversed",
+        P4,
+        changed(TARGET, (LOOP, LOOP + '            name = name.replace("shared_mlp", "shared_experts")\n' + BIAS)),
+        "unrecognised",
+    ),
+    (
+        "remap-one-projection",
+        P4,
+        changed(TARGET, (LOOP, LOOP + SHARED.replace('s."', 's.up_proj"').replace('mlp."', 'mlp.up_proj"') + BIAS)),
+        "unrecognised",
+    ),
+    (
+        "remap-log-only",
+        P4,
+        changed(TARGET, (LOOP, LOOP + '            log("no shared_experts, e_score_correction_bias: shared_mlp")\n')),
+        "unrecognised",
+    ),
+    (
+        "remap-mapping-unused",
+        P4,
+        changed(TARGET, (LOOP, '        names = {"shared_experts": "shared_mlp"}\n' + LOOP)),
+        "unrecognised",
+    ),
+    ("remap-imported", P4, "from x import HYV3ForCausalLM\n", "unrecognised"),
     ("remap-elsewhere", P4, TARGET + 'NAMES = {"shared_experts": "shared_mlp"}\n', "unrecognised"),
     ("remap-no-shared-mlp", P4, changed(TARGET, ("self.shared_mlp", "self.shared")), "unrecognised"),
     ("remap-renamed", P4, changed(TARGET, ("HYV3ForCausalLM", "Other")), "unrecognised"),
@@ -101,15 +151,44 @@ TEST_INSPECT: list[tuple[str, Patch, str, State]] = [
     (
         "quant-asks",
         P5,
-        changed(NEXTN, ("        self.decoder", '        if "modelopt" in q: pass\n        self.decoder')),
+        changed(
+            NEXTN,
+            (LAYER, "        if quant_config.is_layer_excluded(1):\n            quant_config = None\n" + LAYER),
+        ),
         "upstream_fixed",
+    ),
+    ("quant-only-said", P5, changed(NEXTN, (LAYER, '        log("modelopt")\n' + LAYER)), "defect"),
+    (
+        "quant-other-name",
+        P5,
+        changed(NEXTN, (LAYER, INNER + LAYER), (QUANT, QUANT.replace("=q", "=nextn or q"))),
+        "unrecognised",
+    ),
+    (
+        "quant-under-another-name",
+        P5,
+        changed(NEXTN, (LAYER, INNER + LAYER), (QUANT, "            quant_config=nextn,\n")),
+        "upstream_fixed",
+    ),
+    ("quant-half-not-passed", P5, changed(NEXTN, (LAYER, INNER + LAYER)), "partial"),
+    ("quant-half-not-set", P5, changed(NEXTN, (QUANT, "            quant_config=nextn,\n")), "unrecognised"),
+    (
+        "quant-set-after",
+        P5,
+        changed(NEXTN, ("        )\n", "        )\n        quant_config = None\n")),
+        "unrecognised",
     ),
     (
         "quant-in-the-other-class",
         P5,
-        changed(NEXTN, ("        self.model =", "        q.is_layer_excluded(1)\n        self.model =")),
+        changed(NEXTN, (OUTER, f"{INNER.strip()}\n        {OUTER.replace('quant_config', 'nextn')}")),
         "upstream_fixed",
     ),
+    ("quant-half-in-the-other-class", P5, changed(NEXTN, (OUTER, f"{INNER.strip()}\n        {OUTER}")), "partial"),
+    ("quant-none-handed", P5, changed(NEXTN, (OUTER, OUTER.replace("quant_config", "None"))), "upstream_fixed"),
+    ("quant-nothing-handed", P5, changed(NEXTN, (OUTER, OUTER.replace(", quant_config", ""))), "upstream_fixed"),
+    ("quant-set-to-none", P5, changed(NEXTN, (OUTER, f"quant_config = None\n        {OUTER}")), "upstream_fixed"),
+    ("quant-moved", P5, NEXTN.replace("class HYV3ModelNextN", "class M").replace("HYV3Decoder", "D"), "unrecognised"),
     (
         "quant-set",
         P5,
@@ -168,6 +247,16 @@ TEST_INSPECT: list[tuple[str, Patch, str, State]] = [
         ),
         "unrecognised",
     ),
+    ("norm-after", P6, changed(NEXTN, (DECODER, DECODER + "            name = " + TO_NORM)), "upstream_fixed"),
+    ("norm-unused", P6, changed(NEXTN, (DECODER, DECODER + "            norm = " + TO_NORM)), "unrecognised"),
+    ("norm-late", P6, changed(NEXTN, (END, STACKED + "            name = " + TO_NORM + END)), "unrecognised"),
+    (
+        "norm-mapping-unused",
+        P6,
+        changed(NEXTN, (LOOP, '        names = {"final_layernorm": "shared_head.norm"}\n' + LOOP)),
+        "unrecognised",
+    ),
+    ("norm-moved", P6, "from x import *\n", "unrecognised"),
     ("norm-two-places", P6, changed(NEXTN, ('f"model.{subname}"', 'f"model.decoder.{subname}"')), "unrecognised"),
     ("norm-nothing", P6, "", "absent"),
     ("dot", P8, TARGET, "defect"),
@@ -179,6 +268,24 @@ TEST_INSPECT: list[tuple[str, Patch, str, State]] = [
     ),
     ("dot-helper", P8, changed(TARGET, ('f"{prefix}.model"', 'add_prefix("model", prefix)')), "upstream_fixed"),
     ("dot-plain", P8, changed(TARGET, ('f"{prefix}.model"', '"model"')), "upstream_fixed"),
+    *(
+        (f"dot-{number}", P8, changed(TARGET, ('f"{prefix}.model"', name)), "upstream_fixed")
+        for number, name in enumerate(_NO_DOT_EITHER)
+    ),
+    (
+        "dot-either",
+        P8,
+        changed(TARGET, ('f"{prefix}.model"', 'f"{prefix}.model" if prefix else f"{prefix}.model"')),
+        "unrecognised",
+    ),
+    ("dot-misused", P8, changed(TARGET, ('f"{prefix}.model"', 'add_prefix("model", f"{prefix}.")')), "unrecognised"),
+    (
+        "dot-set",
+        P8,
+        changed(TARGET, ("        self.model", "        prefix = prefix or 'x'\n        self.model")),
+        "unrecognised",
+    ),
+    ("dot-moved", P8, "from x import y\n\ndef __getattr__(name):\n    return getattr(y, name)\n", "unrecognised"),
     ("dot-other", P8, changed(TARGET, ('f"{prefix}.model"', 'f"{prefix}.inner"')), "unrecognised"),
     ("dot-positional", P8, changed(TARGET, ("prefix=f", "f")), "unrecognised"),
     ("dot-two-models", P8, TARGET + "HYV3Model()\n", "unrecognised"),
@@ -293,6 +400,15 @@ def test_mtp_layer_is_quantized_as_the_list_says(quant: Any, kept: bool) -> None
 @pytest.mark.parametrize(("prefix", "name"), [("", "model"), ("draft", "draft.model")])
 def test_model_name_has_no_leading_dot(prefix: str, name: str) -> None:
     assert module(TARGET, P8)["HYV3ForCausalLM"](Config, prefix=prefix).model.arguments == {"prefix": name}
+
+
+@pytest.mark.parametrize("prefix", ["", "draft"])
+@pytest.mark.parametrize("name", _NO_DOT_EITHER)
+def test_other_ways_to_drop_the_dot(prefix: str, name: str) -> None:
+    helpers = {"add_prefix": lambda n, p: f"{p}.{n}" if p else n, "maybe_prefix": lambda p, n: f"{p}.{n}" if p else n}
+    found = eval(name, {**helpers, "prefix": prefix})  # noqa: S307
+    assert not found.startswith(".")
+    assert found.endswith("model")
 
 
 def test_loop_on_one_line() -> None:

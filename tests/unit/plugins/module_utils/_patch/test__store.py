@@ -68,6 +68,25 @@ def test_seen_is_ours_by_hash_only() -> None:
     assert Seen(FILE, OLD, RECORD).claimed == {"P1", "P7"}
 
 
+# The version that wrote the record, the one that reads it, and the content: whether the record still counts.
+TEST_VERSION: list[tuple[str, str | None, str | None, bytes, bool]] = [
+    ("same", "0.28.0", "0.28.0", b"new, changed", True),
+    ("upgraded", "0.28.0", "0.29.0", b"new, changed", False),
+    ("upgraded-and-still-ours", "0.28.0", "0.29.0", NEW, True),
+    ("not-known-then", None, "0.29.0", b"new, changed", True),
+    ("not-known-now", "0.28.0", None, b"new, changed", True),
+]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "content", "counts"), [row[1:] for row in TEST_VERSION], ids=[row[0] for row in TEST_VERSION]
+)
+def test_record_of_another_version(root: Path, then: str | None, now: str | None, content: bytes, counts: bool) -> None:
+    Package(root / "vllm", then).write(FILE, NEW, RECORD)
+    (root / FILE).write_bytes(content)
+    assert (Package(root / "vllm", now).see(FILE).record is not None) is counts
+
+
 def test_write_keeps_mode_and_owner_and_forget_leaves_nothing(root: Path) -> None:
     (root / FILE).chmod(0o640)
     # Root may give the file away; for anyone else the owner stays who it is.

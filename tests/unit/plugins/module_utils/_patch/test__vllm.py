@@ -56,6 +56,7 @@ PREFIX: dict[str, Any] = {"parameter": 'prefix: str = "",', "site": SITE + ", pr
 TAKES: dict[str, Any] = {"parameter": PREFIX["parameter"]}
 PASSES: dict[str, Any] = {"site": PREFIX["site"]}
 BY_SEED = PLAIN + ', prefix=maybe_prefix(prefix, "lm_head")'
+PASSED = PLAIN + ", prefix=prefix"
 HEAD_CLASS = drafter().partition("class HYV3MultiTokenPredictorLayer")[0]
 
 TEST_INSPECT: list[tuple[str, str, State]] = [
@@ -75,6 +76,18 @@ TEST_INSPECT: list[tuple[str, str, State]] = [
     ("f-string", drafter(PLAIN + ', prefix=f"{prefix}.lm_head"', **PREFIX), "upstream_fixed"),
     ("quant-none", drafter("cfg.vocab, cfg.width, quant_config=None"), "upstream_fixed"),
     ("quant-left-out", drafter("cfg.vocab, cfg.width"), "upstream_fixed"),
+    (
+        "named-at-the-site",
+        drafter(PASSED, **TAKES, site=SITE + ', prefix=maybe_prefix(prefix, "lm_head")'),
+        "upstream_fixed",
+    ),
+    ("constant-at-the-site", drafter(PASSED, **TAKES, site=SITE + ', prefix="lm_head"'), "upstream_fixed"),
+    ("other-name-at-the-site", drafter(PASSED, **PREFIX), "unrecognised"),
+    ("site-quant-none", drafter(site="config=cfg, quant_config=None"), "upstream_fixed"),
+    ("site-quant-none-by-position", drafter(site="cfg, None"), "upstream_fixed"),
+    ("site-quant-left-out", drafter(site="config=cfg"), "upstream_fixed"),
+    ("quant-set-to-none", drafter().replace("__init__()", "__init__()\n        quant_config = None"), "upstream_fixed"),
+    ("quant-set", drafter().replace("__init__()", "__init__()\n        quant_config = pick()"), "unrecognised"),
     ("half-parameter", drafter(**TAKES), "partial"),
     ("half-call-site", drafter(**PASSES), "partial"),
     ("half-head-and-parameter", drafter(BY_SEED, **TAKES), "partial"),
@@ -96,6 +109,11 @@ TEST_INSPECT: list[tuple[str, str, State]] = [
     ("quant-by-position", drafter("cfg.vocab, cfg.width, False, None, None, 64, quant_config"), "unrecognised"),
     ("head-unpacks", drafter("**kwargs"), "unrecognised"),
     ("site-unpacks", drafter(site="*args"), "unrecognised"),
+    ("re-export", "from vllm.x.hy_v3_mtp import *\n", "unrecognised"),
+    ("class-from-elsewhere", drafter().replace(HEAD_CLASS, "from .x import HYV3SharedHead\n"), "unrecognised"),
+    ("class-imported", "from .x import Other as HYV3SharedHead\n", "unrecognised"),
+    ("module-getattr", "from .x import m\n\ndef __getattr__(name):\n    return getattr(m, name)\n", "unrecognised"),
+    ("other-entry-of-modules", "import sys\nsys.modules['x'] = 1\n", "unrecognised"),
     ("no-class", "class Other:\n    pass\n", "absent"),
     ("empty", "", "absent"),
 ]
@@ -164,6 +182,11 @@ TEST_OTHERS: list[tuple[str, Patch, str, State]] = [
     ),
     ("padding-size", P3, PAD.replace("    return", "    pad_to *= get_group().tp_size\n    return"), "upstream_fixed"),
     ("padding-by-caller", P3, PAD + "size = pad_vocab_size(n, lcm(64, 3))\n", "upstream_fixed"),
+    ("padding-by-one-caller", P3, PAD + "pad_vocab_size(n, lcm(64, 3)); pad_vocab_size(n)\n", "defect"),
+    ("padding-helper-unused", P3, PAD + "def lcm(a, b):\n    return a * b // math.gcd(a, b)\n", "defect"),
+    ("padding-size-unused", P3, PAD.replace("    return", "    tp_size = get_world_size()\n    return"), "partial"),
+    ("padding-in-return", P3, PAD.replace("// pad_to)", "// lcm(pad_to, n()))"), "upstream_fixed"),
+    ("padding-re-export", P3, "from .new import pad_vocab_size\n", "unrecognised"),
     ("padding-other-formula", P3, PAD.replace("- 1", "- 2"), "unrecognised"),
     ("padding-other-names", P3, PAD.replace("pad_to: int", "to: int"), "unrecognised"),
     ("padding-more", P3, PAD.replace("    return", "    check(pad_to)\n    return"), "unrecognised"),

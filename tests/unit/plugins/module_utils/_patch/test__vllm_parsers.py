@@ -66,12 +66,23 @@ NEWER = 'f"{}{{self.suffix}}>"'
 WIRED = '"{}:opensource>"'
 GETS = ("        super()", "        self.suffix = tokenizer.init_kwargs['token_suffix']\n        super()")
 
+LATE = ("kwargs)\n", "kwargs)\n        self.suffix = tokenizer.init_kwargs['token_suffix']\n")
+
 # (what, patch, file, its state)
 TEST_INSPECT: list[tuple[str, Patch, str, State]] = [
     ("reasoning", REASONING, THINK, "defect"),
     ("tools", TOOLS, CALLS, "defect"),
     ("reasoning-newer", REASONING, suffixed(THINK, by=NEWER).replace(*GETS), "upstream_fixed"),
     ("tools-newer", TOOLS, suffixed(CALLS, by=NEWER).replace(*GETS), "upstream_fixed"),
+    ("reasoning-newer-late", REASONING, suffixed(THINK, by=NEWER).replace(*LATE, 1), "partial"),
+    (
+        "tools-newer-after-base",
+        TOOLS,
+        suffixed(CALLS, by=NEWER).replace("tools)\n", "tools)\n        self.suffix = 'x'\n"),
+        "upstream_fixed",
+    ),
+    ("tools-newer-late", TOOLS, suffixed(CALLS, by=NEWER) + "        self.suffix = 'x'\n", "partial"),
+    ("reasoning-re-export", REASONING, "from x import HYV3ReasoningParser\n", "unrecognised"),
     ("reasoning-by-sed", REASONING, suffixed(THINK, by=WIRED), "upstream_fixed"),
     ("tools-by-sed", TOOLS, suffixed(CALLS, by=WIRED), "upstream_fixed"),
     ("two-suffixes", REASONING, suffixed(suffixed(THINK, by=WIRED, count=1), by='"{}:other>"'), "partial"),

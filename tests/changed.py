@@ -32,7 +32,6 @@ NODE_SIDE = ("errors", "memory", "page_cache", "roce")
 TREE = [".", ":!.collections", f":!{RECORD}"]
 # Paths that git knows, by the suite whose outcome depends on them.
 INPUTS = {
-    "sanity": TREE,
     "test-vm": [*COMMON, *(f"plugins/module_utils/_{name}.py" for name in NODE_SIDE), "tests/vm"],
     "test-wheels": [*COMMON, "plugins/module_utils/_patch", "plugins/modules/engine_patch.py", "tests/wheels"],
     "test-sglang": [*COMMON, "plugins", "roles", "inventories", "tests/sglang", "tests/unit/roles", *SHARED],
@@ -54,11 +53,12 @@ def inputs(root: Path) -> dict[str, list[str]]:
 
     The one that builds the collection depends on what it builds.
     """
-    files = git(root, "ls-files", "--", f"{INTEGRATION}/*.py").split()
-    tests = [name for name in files if Path(name).name.startswith("test_")]
+    files = git(root, "ls-files", "--", INTEGRATION).split()
+    tests = [name for name in files if Path(name).match("test_*.py")]
     helpers = [name for name in files if name not in tests]
     own = {INSTALL: [*TREE, ":!.ci", ":!molecule"]}
-    return INPUTS | {name: own.get(name, [*OF_EACH_FILE, *helpers, name]) for name in tests}
+    # Sanity last: it takes longest, and almost any change asks for it.
+    return INPUTS | {name: own.get(name, [*OF_EACH_FILE, *helpers, name]) for name in tests} | {"sanity": TREE}
 
 
 def digest(root: Path, suite: str) -> str:

@@ -98,6 +98,13 @@ LOOP = "        for name, loaded_weight in weights:\n"
 SHARED = '            name = name.replace(".shared_experts.", ".shared_mlp.")\n'
 BIAS = '            name = name.replace("e_score_correction_bias", "expert_bias")\n'
 INIT = "        super().__init__()\n        self.config = config\n"
+STACKED = (
+    "            if name not in params_dict:\n                continue\n"
+    "            param = params_dict[name]\n            weight_loader = getattr("
+)
+LAYER = "        self.decoder = HYV3DecoderLayer("
+NEXTN_QUANT = '        nextn_quant_config = None if quant_config.get_name() == "modelopt_fp4" else quant_config\n'
+OTHERS = "                if any(subname.startswith(s)"
 CALL = "HYV3SharedHead(config=config, quant_config=quant_config)"
 
 # What, the file, the patch, pairs of old and new text (each old one is there), the state after that.
@@ -134,6 +141,13 @@ TEST_BY_HAND: list[tuple[str, str, str, list[tuple[str, str]], State]] = [
         "upstream_fixed",
     ),
     (
+        "size-unused",
+        EMBEDDING,
+        "P3",
+        [("    return ((vocab", "    tp_size = get_tensor_model_parallel_world_size()\n    return ((vocab")],
+        "partial",
+    ),
+    (
         "padding-other",
         EMBEDDING,
         "P3",
@@ -143,6 +157,9 @@ TEST_BY_HAND: list[tuple[str, str, str, list[tuple[str, str]], State]] = [
     ("seed-003-remap", MODEL, "P4", [(LOOP, LOOP + SHARED)], "partial"),
     ("remap-both", MODEL, "P4", [(LOOP, LOOP + SHARED + BIAS)], "upstream_fixed"),
     ("remap-twin", NEXTN, "P4", [(LOOP, LOOP + SHARED + BIAS)], "upstream_fixed"),
+    ("seed-003-remap-late", MODEL, "P4", [(STACKED, SHARED + STACKED)], "unrecognised"),
+    ("remap-both-late", MODEL, "P4", [(STACKED, SHARED + BIAS + STACKED)], "unrecognised"),
+    ("remap-unused", MODEL, "P4", [(LOOP, LOOP + (SHARED + BIAS).replace("name =", "new ="))], "unrecognised"),
     ("second-loop", MODEL, "P4", [(LOOP, "        for _n, _w in weights: pass\n" + LOOP)], "unrecognised"),
     ("skips-them", MODEL, "P4", [(LOOP, LOOP + '            if "shared_experts" in name: continue\n')], "unrecognised"),
     (
@@ -160,6 +177,24 @@ TEST_BY_HAND: list[tuple[str, str, str, list[tuple[str, str]], State]] = [
         "upstream_fixed",
     ),
     ("guard-other", NEXTN, "P5", [(INIT, INIT + "        quant_config = pick(quant_config)\n")], "unrecognised"),
+    ("guard-not-passed", NEXTN, "P5", [(LAYER, NEXTN_QUANT + LAYER)], "partial"),
+    (
+        "guard-passed",
+        NEXTN,
+        "P5",
+        [
+            (LAYER, NEXTN_QUANT + LAYER),
+            ("layer_id=0,\n            quant_config=q", "layer_id=0,\n            quant_config=nextn_q"),
+        ],
+        "upstream_fixed",
+    ),
+    (
+        "norm-unused",
+        NEXTN,
+        "P6",
+        [(OTHERS, '                norm = "model.shared_head.norm" + "final_layernorm"\n' + OTHERS)],
+        "unrecognised",
+    ),
     (
         "seed-003-norm",
         NEXTN,
@@ -238,6 +273,8 @@ def edited(draw: st.DrawFn) -> tuple[Patch, bytes]:
 def test_never_a_wrong_edit(case: tuple[Patch, bytes]) -> None:
     patch, content = case
     found = _patch.survey(Seen(patch.file, content, None), [patch])[patch.id]
+    # None of these edits repairs anything, but for leaving the quantization config out.
+    assert found.state != "upstream_fixed" or patch.id in ("P1", "P5")
     if found.state != "defect" and not found.rest:
         return
     try:

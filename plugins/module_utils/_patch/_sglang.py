@@ -268,6 +268,18 @@ def _to_norm(variable: str) -> str:
     return f'"model.shared_head.norm.weight" if {variable}.startswith("final_layernorm") else '
 
 
+def _names_norm(tree: ast.AST, variable: str) -> bool:
+    """Whether ``tree`` gives ``variable`` the norm's name, in a branch for that tensor alone or by an expression."""
+    for node in ast.walk(tree):
+        branch = isinstance(node, ast.If) and len(node.body) == 1 and "final_layernorm" in " ".join(strings(node.test))
+        for each in node.body if isinstance(node, ast.If) and branch else [node]:
+            if isinstance(each, ast.Assign) and same(each.targets[0], variable):
+                said = " ".join(strings(each.value))
+                if "shared_head.norm" in said and (branch or "final_layernorm" in said):
+                    return True
+    return False
+
+
 @deciding
 def _final_norm(tree: ast.Module) -> Finding:
     owners, loaders = classes(tree, _NEXTN_CLASS), _loaders(tree, _NEXTN_CLASS)
@@ -279,15 +291,7 @@ def _final_norm(tree: ast.Module) -> Finding:
     if len(places) == 1 and same(places[0][0], f'{_to_norm(places[0][1])}f"model.decoder.{{{places[0][1]}}}"'):
         return Finding("applied")
     if any("final_layernorm" in text for text in strings(tree)):
-        stored = [
-            text
-            for loop, variable in _loops(loader)
-            for node in _head(loop)
-            for n in ast.walk(node)
-            if isinstance(n, ast.Assign) and same(n.targets[0], variable)
-            for text in strings(n.value)
-        ]
-        if any("shared_head.norm" in text for text in stored):
+        if any(_names_norm(node, variable) for loop, variable in _loops(loader) for node in _head(loop)):
             return Finding("upstream_fixed", "load_weights knows final_layernorm")
         raise UnknownCodeError("final_layernorm is handled in another way")
     each_once({"name below model.decoder": len(places)})

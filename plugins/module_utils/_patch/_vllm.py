@@ -160,7 +160,9 @@ def _vocab_padding(tree: ast.Module) -> Finding:
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     if len(body) == len(_PAD_TO_RANKS) + 1 and all(map(same, body, (*_PAD_TO_RANKS, _PADDED))):
         return Finding("applied")
-    results = [n for n in ast.walk(function) if isinstance(n, ast.Return) or _assigns(n, "pad_to")]
+    end = next((number for number, node in enumerate(body) if isinstance(node, ast.Return)), len(body))
+    until = [n for node in body[: end + 1] for n in ast.walk(node)]
+    results = [n for n in until if isinstance(n, ast.Return) or _assigns(n, "pad_to")]
     if any(_words(node) & _KNOWS_RANKS for node in results):
         return Finding("upstream_fixed", f"{_PAD} pads by the tensor parallel size")
     if _words(function) & _KNOWS_RANKS:

@@ -6,7 +6,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import math
 import re
+from collections.abc import Callable
+from typing import Any
 
 from ansible_collections.sparks.hy3.plugins.module_utils import _patch
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
@@ -31,6 +35,63 @@ SOURCES = {
 }
 PATCHES = [patch for twins in _patch.CATALOGUE.values() for patch in twins]
 WORDS = ["prefix", "None", "name", "x", "", "(", ")", ",", "not ", "*", "\\\n", "\t", ";", "# ", "'", "\r", "\x0c"]
+
+
+STACKS = "            for part in [name]:\n                loaded.append(part)\n"
+LOADER = test__sglang.changed(test__sglang.TARGET, (test__sglang.END, STACKS))
+NORM = (
+    '            elif "final_layernorm" in name:\n                name = "model.shared_head.norm.weight"\n'
+    + test__sglang.ELSE
+)
+
+
+def loads_all(text: str) -> bool:
+    loaded = test__sglang.module(text)["HYV3ForCausalLM"](test__sglang.Config).load_weights(
+        [(name, None) for name in test__sglang.NAMES]
+    )
+    return not any("shared_experts" in name or "e_score_correction_bias" in name for name in loaded)
+
+
+def loads_norm(text: str) -> bool:
+    model = test__sglang.module(text)["HYV3ForCausalLMNextN"](test__sglang.Config)
+    loaded = model.load_weights([("model.layers.80.final_layernorm.weight", None)])
+    return "model.decoder.final_layernorm.weight" not in loaded
+
+
+def pads(text: str) -> bool:
+    space: dict[str, Any] = {"lcm": math.lcm, "tp_size": 3}
+    exec(text, space)  # noqa: S102
+    return space["pad_vocab_size"](120832) % 3 == 0
+
+
+# Somebody's whole repair, the patch that it stands for, and whether the file does what it has to.
+REPAIRED: list[tuple[str, Patch, Callable[[str], bool]]] = [
+    (
+        test__sglang.changed(LOADER, (test__sglang.LOOP, test__sglang.LOOP + test__sglang.SHARED + test__sglang.BIAS)),
+        test__sglang.P4,
+        loads_all,
+    ),
+    (test__sglang.changed(test__sglang.NEXTN, (test__sglang.ELSE, NORM)), test__sglang.P6, loads_norm),
+    (test__vllm.PAD.replace("    return", "    pad_to = lcm(pad_to, tp_size)\n    return"), test__vllm.P3, pads),
+]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_repaired_by_someone_means_repaired(data: st.DataObject) -> None:
+    """Each line of a repair that stands in another place may leave the fault where it was."""
+    text, patch, works = data.draw(st.sampled_from(REPAIRED))
+    assert patch.inspect(ast.parse(text)).state == "upstream_fixed"
+    assert works(text)
+    lines = text.splitlines(keepends=True)
+    line = lines.pop(data.draw(st.integers(0, len(lines) - 1)))
+    if data.draw(st.booleans()):
+        lines.insert(data.draw(st.integers(0, len(lines))), line)
+    moved = "".join(lines)
+    seen = Seen(patch.file, moved.encode(), None)
+    if _patch.survey(seen, [patch])[patch.id].state == "upstream_fixed":
+        with contextlib.suppress(NameError, TypeError, AttributeError, KeyError):  # a fault that everybody notices
+            assert works(moved), moved
 
 
 @st.composite

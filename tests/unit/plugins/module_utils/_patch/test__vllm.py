@@ -185,6 +185,7 @@ TEST_OTHERS: list[tuple[str, Patch, str, State]] = [
     ("padding-by-one-caller", P3, PAD + "pad_vocab_size(n, lcm(64, 3)); pad_vocab_size(n)\n", "defect"),
     ("padding-helper-unused", P3, PAD + "def lcm(a, b):\n    return a * b // math.gcd(a, b)\n", "defect"),
     ("padding-size-unused", P3, PAD.replace("    return", "    tp_size = get_world_size()\n    return"), "partial"),
+    ("padding-after-return", P3, PAD + "    pad_to = lcm(pad_to, 3)\n", "partial"),
     ("padding-in-return", P3, PAD.replace("// pad_to)", "// lcm(pad_to, n()))"), "upstream_fixed"),
     ("padding-re-export", P3, "from .new import pad_vocab_size\n", "unrecognised"),
     ("padding-other-formula", P3, PAD.replace("- 1", "- 2"), "unrecognised"),

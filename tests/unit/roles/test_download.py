@@ -44,7 +44,7 @@ def play(hub: LocalHub, tmp_path: Path, *options: str, **variables: t.Any) -> tu
 def test_says_what_it_fetches_and_then_nothing(hub: LocalHub, tmp_path: Path) -> None:
     changed, said = play(hub, tmp_path, "--check")
     assert (changed, (tmp_path / "m").exists()) == (1, False)
-    assert f"2 files with 8.00 KB of example/Hy3-tiny at {COMMIT};" in said
+    assert f"2 files with 8.00 KB of example/Hy3-tiny at {COMMIT}" in said
     changed, said = play(hub, tmp_path)
     assert changed == 1, said
     assert {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir() if path.name in FILES} == FILES

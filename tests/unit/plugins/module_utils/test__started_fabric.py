@@ -111,7 +111,7 @@ FAULTS: list[tuple[str, dict[str, str | None], str, list[str]]] = [
     ("an HCA of another machine", {"NCCL_IB_HCA": "=mlx5_0"}, "error", ["no ACTIVE RoCE port"]),
     ("InfiniBand", {"NCCL_IB_HCA": "ibp9s0"}, "error", ["no ACTIVE RoCE port"]),
     ("everything left out", {"NCCL_IB_HCA": "^roce,ib"}, "error", ["no ACTIVE RoCE port"]),
-    ("no selector", {"NCCL_IB_HCA": "rocep1s0f1;x"}, "error", ["write [^][=]NAME"]),
+    ("no selector", {"NCCL_IB_HCA": "rocep1s0f1;x"}, "error", ["as [^][=]NAME"]),
     ("the twin alone", {"NCCL_IB_HCA": "roceP2p1s0f1"}, "warning", ["10.77.0.2 is behind rocep1s0f1"]),
     (
         "no such interface",

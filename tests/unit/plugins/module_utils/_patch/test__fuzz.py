@@ -60,7 +60,7 @@ def loads_norm(text: str) -> bool:
 
 def pads(text: str) -> bool:
     space: dict[str, Any] = {"lcm": math.lcm, "tp_size": 3}
-    exec(text, space)  # noqa: S102
+    exec(text, space)  # noqa: S102 - our own text
     return space["pad_vocab_size"](120832) % 3 == 0
 
 

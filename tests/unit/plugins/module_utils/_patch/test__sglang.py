@@ -406,7 +406,7 @@ def test_model_name_has_no_leading_dot(prefix: str, name: str) -> None:
 @pytest.mark.parametrize("name", _NO_DOT_EITHER)
 def test_other_ways_to_drop_the_dot(prefix: str, name: str) -> None:
     helpers = {"add_prefix": lambda n, p: f"{p}.{n}" if p else n, "maybe_prefix": lambda p, n: f"{p}.{n}" if p else n}
-    found = eval(name, {**helpers, "prefix": prefix})  # noqa: S307
+    found = eval(name, {**helpers, "prefix": prefix})  # noqa: S307 - our own text
     assert not found.startswith(".")
     assert found.endswith("model")
 

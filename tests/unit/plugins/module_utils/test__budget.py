@@ -368,7 +368,7 @@ def test_sglang_advice_is_in_its_own_share() -> None:
 
 
 # id, weights of a rank in GiB, longest request, available and floor in GiB, missing in GiB, words of the problems
-StaticCase = tuple[int, int | None, float, int, float, list[str]]
+StaticCase = tuple[int, "int | None", float, int, float, list[str]]
 TEST_STATIC: list[tuple[str, StaticCase]] = [
     ("as after boot", (42, 262144, 111.4, 0, 0, [])),
     ("enough is left", (42, 262144, 81.0, 0, 0, [])),

@@ -101,7 +101,7 @@ def checkpoint(algorithm: str, *, acceptance: float) -> dict[str, bytes]:
 def drafts_of_one_answer(tokens: int, *, acceptance: float) -> tuple[int, int]:
     """How many drafts a chat answer of ``tokens`` tokens has, and how many of them are right, by the drafter's design.
 
-    A step checks the draft for the token after the newest one. It adds that token and, where it was the draft, one more.
+    A step checks the draft for the token after the newest one. It adds that token and, where that was right, one more.
     """
     words = tiny.CYCLE
     rng = random.Random(f"{SEED} wrong drafts")  # noqa: S311  the generator's own draw, no secret

@@ -55,7 +55,7 @@ def _entries(library: bytes, at: int, end: int) -> t.Iterator[Entry]:
 
 
 def wanted(entries: list[Entry], architecture: int) -> list[Entry]:
-    """What the driver takes of one fat binary: an ELF of the same generation, else the newest PTX that is old enough."""
+    """What the driver takes of one fat binary: an ELF of its generation, else the newest PTX that is old enough."""
     for kind in (ELF, PTX):
         fits = [
             entry.architecture

@@ -76,7 +76,8 @@ def pack(site: Path, piece_bytes: int) -> list[Path]:
     out = CACHE / "pieces"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    command = f"tar -C {site} --owner=0 --group=0 --sort=name -cf - . | xz -T1 -6 | split -b {piece_bytes} -d -a 1 - {out}/piece."
+    tar = f"tar -C {site} --owner=0 --group=0 --sort=name -cf - ."
+    command = f"{tar} | xz -T1 -6 | split -b {piece_bytes} -d -a 1 - {out}/piece."
     subprocess.run(["bash", "-o", "pipefail", "-c", command], check=True)
     return sorted(out.iterdir())
 

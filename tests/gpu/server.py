@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -82,17 +83,13 @@ class Server:
         """End it, and what is left of its own group of processes."""
         if self.process.poll() is None:
             self.process.terminate()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
+        with contextlib.suppress(ProcessLookupError):
             while True:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 time.sleep(0.1)
                 self.process.poll()
-        except ProcessLookupError:
-            pass
         self.process.wait()
 
     def __enter__(self) -> Server:

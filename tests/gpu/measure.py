@@ -28,7 +28,7 @@ from ansible_collections.sparks.hy3.plugins.filter.serve_problems import READ_BA
 from ansible_collections.sparks.hy3.plugins.module_utils._bench import acceptance_between, figures
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_failures import find_failure
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_log import clean_lines, read_facts
-from ansible_collections.sparks.hy3.plugins.module_utils._openai import Client, request_body
+from ansible_collections.sparks.hy3.plugins.module_utils._openai import Client, request_body, timing
 from ansible_collections.sparks.hy3.roles.lab.files import make_tiny_hy3 as tiny
 from ansible_collections.sparks.hy3.tests.gpu.checkpoint import drafts_of_one_answer
 from ansible_collections.sparks.hy3.tests.gpu.server import Server
@@ -110,9 +110,9 @@ def machine(run: Run) -> None:
     Path("/etc/hy3/vllm").mkdir(parents=True, exist_ok=True)
 
 
-def crash(run: Run, phase: str) -> None:
+def crash(run: Run, phase: str, unit: str = "share") -> None:
     """The engine as released, which must die of P1's defect, and our reading of its log."""
-    with run.server("share", phase) as server:
+    with run.server(unit, phase) as server:
         ready = server.wait(START_SECONDS)
         seconds, ended = time.monotonic() - server.started, server.process.poll()
         lines = clean_lines(server.text)
@@ -296,14 +296,50 @@ def ratio(run: Run, number: int = 1, pairs: int = 3) -> None:
         run.note(phase, kv={name: one["kv"] for name, one in told.items()})
         run.must(phase, "both say the same of themselves", told["rendered"]["config"] == told["typed"]["config"])
     found = {name: figures(some) for name, some in runs.items()}
-    each = {name: [figures([one])["decode_tps"]["median"] for one in some] for name, some in runs.items()}
+    each = {
+        name: [statistics.median(filter(None, (request["decode_tps"] for request in one["requests"]))) for one in some]
+        for name, some in runs.items()
+    }
     ratios = [ours / theirs for ours, theirs in zip(each["rendered"], each["typed"], strict=True)]
     run.note(phase, figures=found, decode_tps=each, ratios=ratios, ratio=statistics.median(ratios))
 
 
-def ratio2(run: Run) -> None:
-    """With new processes."""
-    ratio(run, 2)
+def turns(run: Run, number: int = 1, pairs: int = 20) -> None:
+    """The same without the load generator: one answer from each in turn, many times."""
+    phase = f"turns{number}"
+    body = {
+        **request_body(
+            model=MODEL,
+            stream=True,
+            top=0,
+            question="A question",
+            max_tokens=TOKENS,
+            temperature=0,
+            reasoning_effort="no_think",
+        ),
+        "ignore_eos": True,
+        "logprobs": False,
+    }
+    del body["top_logprobs"]
+    with run.server("pool", f"{phase}-rendered") as rendered, run.server("typed", f"{phase}-typed") as typed:
+        servers = {"rendered": rendered, "typed": typed}
+        ready = {name: server.wait(START_SECONDS) for name, server in servers.items()}
+        run.note(phase, ready_s=ready)
+        run.must(phase, "both serve", None not in ready.values())
+        clients = {name: Client(server.url, key=None, timeout=60) for name, server in servers.items()}
+        rates: dict[str, list[t.Any]] = {"rendered": [], "typed": []}
+        for turn in range(pairs + 2):
+            for name in ("rendered", "typed") if turn % 2 == 0 else ("typed", "rendered"):
+                rate = timing(clients[name].chat(body))["decode_tps"]
+                if turn >= 2:
+                    rates[name].append(rate)
+    ratios = [ours / theirs for ours, theirs in zip(rates["rendered"], rates["typed"], strict=True)]
+    run.note(phase, decode_tps=rates, ratios=ratios, ratio=statistics.median(ratios))
+    run.note(phase, of_medians=statistics.median(rates["rendered"]) / statistics.median(rates["typed"]))
+
+
+def turns2(run: Run) -> None:
+    turns(run, 2)
 
 
 def reverted(run: Run) -> None:
@@ -314,25 +350,39 @@ def reverted(run: Run) -> None:
     crash(run, "reverted")
 
 
-def ray(run: Run) -> None:
-    """Raylet and driver as on two Sparks, both on this machine."""
+def raylet(run: Run) -> Server:
+    """The one that our unit would start."""
     for directory in ("/var/lib/hy3/ray", "/run/hy3-ray"):
         Path(directory).mkdir(parents=True, exist_ok=True)
     token = Path(run.units["ray"][RAY]["environment"]["RAY_AUTH_TOKEN_PATH"])
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
-    with run.server("ray", "raylet", RAY) as raylet:
-        for _second in range(60):
-            if "block" in raylet.text or raylet.process.poll() is not None:
-                break
-            time.sleep(1)
-        run.note("ray", raylet_s=round(time.monotonic() - raylet.started, 1), raylet_ended=raylet.process.poll())
+    started = run.server("ray", "raylet", RAY)
+    for _second in range(60):
+        if "block" in started.text or started.process.poll() is not None:
+            break
+        time.sleep(1)
+    return started
+
+
+def ray_unpatched(run: Run) -> None:
+    """Lines of the ranks come through Ray, and the driver's own do not: twice, as their order is a matter of luck."""
+    with raylet(run):
+        for number in (1, 2):
+            crash(run, f"ray_unpatched{number}", "ray")
+            run.save()
+
+
+def ray(run: Run) -> None:
+    """Raylet and driver as on two Sparks, both on this machine."""
+    with raylet(run) as one:
+        run.note("ray", raylet_ended=one.process.poll())
         serve(run, "ray", str(MODELS / "Hy3-NVFP4"), option(run, "ray", "kv-cache-memory-bytes"), "modelopt_fp4")
         seen = run_module(
             "engine_status",
             ray_python=str(VENV / "bin/python"),
             ray_address="127.0.0.1:6379",
-            ray_token_file=str(token),
+            ray_token_file=run.units["ray"][RAY]["environment"]["RAY_AUTH_TOKEN_PATH"],
         )["ray"]
         run.note("ray", members=seen)
         nodes = seen["nodes"] or [{}]
@@ -340,7 +390,8 @@ def ray(run: Run) -> None:
 
 
 PHASES: dict[str, t.Callable[[Run], None]] = {
-    phase.__name__: phase for phase in (machine, unpatched, patched, share, w4a16, ratio, ratio2, ray, reverted)
+    phase.__name__: phase
+    for phase in (machine, unpatched, patched, share, w4a16, ratio, turns, turns2, ray, ray_unpatched, reverted)
 }
 
 

@@ -18,9 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import fatbin  # noqa: E402  the directory that this program lies in
+from ansible_collections.sparks.hy3.tests.gpu import fatbin
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"

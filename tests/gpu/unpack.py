@@ -38,7 +38,9 @@ def main() -> None:
     (site / "outer.pth").write_text(f"import site; site.addsitedir({str(outer)!r})\n")
     for name, module in PROGRAMS.items():
         program = VENV / "bin" / name
-        program.write_text(f"#!{VENV}/bin/python\nimport sys\nfrom {module} import main\nsys.exit(main())\n")
+        # As pip writes them: processes that are spawned import the program again.
+        guarded = 'if __name__ == "__main__":\n    sys.exit(main())\n'
+        program.write_text(f"#!{VENV}/bin/python\nimport sys\nfrom {module} import main\n\n{guarded}")
         program.chmod(0o755)
     # Seconds on all cores now, instead of minutes on one in each first start.
     directories = [site, *(outer / name for name in ("torch", "transformers", "triton", "numpy"))]

@@ -391,7 +391,7 @@ def ray(run: Run) -> None:
 
 PHASES: dict[str, t.Callable[[Run], None]] = {
     phase.__name__: phase
-    for phase in (machine, unpatched, patched, share, w4a16, ratio, turns, turns2, ray, ray_unpatched, reverted)
+    for phase in (machine, unpatched, patched, share, w4a16, ratio, turns, turns2, ray, reverted, ray_unpatched)
 }
 
 

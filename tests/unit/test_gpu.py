@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.sparks.hy3.plugins.module_utils._checkpoint import inspect
+from ansible_collections.sparks.hy3.plugins.module_utils._engine_failures import find_failure
+from ansible_collections.sparks.hy3.plugins.module_utils._engine_log import clean_lines, read_facts
 from ansible_collections.sparks.hy3.plugins.module_utils._safetensors import read_header
 from ansible_collections.sparks.hy3.roles.lab.files import make_tiny_hy3 as tiny
 from ansible_collections.sparks.hy3.tests.gpu import checkpoint, fatbin, nvfp4
@@ -130,6 +132,41 @@ def test_gate_and_up_share_a_scale(expert: list[tiny.Tensor]) -> None:
 )
 def test_drafts_by_design(acceptance: float, drafts: int, right: int) -> None:
     assert checkpoint.drafts_of_one_answer(256, acceptance=acceptance) == (drafts, right)
+
+
+LOGS = Path(__file__).parents[1] / "gpu/logs"
+CONFIG = {"quantization": "modelopt_fp4", "moe_backend": "marlin", "kv_cache_dtype": "fp8", "max_seq_len": 163840}
+CONFIG |= {"tensor_parallel_size": 1, "enforce_eager": True, "speculative_method": "mtp", "speculative_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "concurrency"),
+    [
+        ("served", 31_020_096, 189.33),
+        ("served_over_ray", 176_784, 1.08),
+        ("served_w4a16", 176_784, 1.08),
+    ],
+)
+def test_real_logs_of_engines_that_serve(name: str, tokens: int, concurrency: float) -> None:
+    lines = clean_lines((LOGS / f"{name}.log").read_text())
+    facts = read_facts(lines)
+    assert (facts["phase"], facts["version"], facts["config"]) == ("ready", "0.24.0", CONFIG)
+    assert facts["moe_backends"] == [{"kind": "NvFp4", "backend": "MARLIN"}]
+    assert (facts["kv"]["tokens"], facts["kv"]["max_concurrency"]) == (tokens, concurrency)
+    assert facts["acceptance"] is not None
+    assert facts["acceptance"]["rate"] == pytest.approx(94 / 161, abs=0.01)
+    assert find_failure(lines, stopped=False) is None
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+@pytest.mark.parametrize("name", ["unpatched", "unpatched_over_ray"])
+def test_real_logs_of_engines_without_p1(name: str, stopped: bool) -> None:
+    lines = clean_lines((LOGS / f"{name}.log").read_text())
+    failure = find_failure(lines, stopped=stopped)
+    assert failure is not None
+    assert failure["fix"].startswith("Apply patch P1 ")
+    assert "built 256 wide for a weight that is 512 wide" in failure["cause"]
+    assert read_facts(lines)["phase"] == "drafter"
 
 
 def fat_binary(*code: tuple[int, int, bytes]) -> bytes:

@@ -19,8 +19,8 @@ torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 1
 
 import vllm.platforms  # noqa: E402  asks for a GPU as it is imported
-from vllm.platforms.cuda import NonNvmlCudaPlatform  # noqa: E402
-from vllm.platforms.interface import DeviceCapability  # noqa: E402
+from vllm.platforms.cuda import NonNvmlCudaPlatform  # noqa: E402  after the pretence
+from vllm.platforms.interface import DeviceCapability  # noqa: E402  after the pretence
 
 
 class Hopper(NonNvmlCudaPlatform):
@@ -52,13 +52,13 @@ class Nothing:
 vllm.platforms._current_platform = Hopper()
 torch.cuda.Stream = torch.cuda.Event = Nothing
 
-from vllm.config import set_current_vllm_config  # noqa: E402
-from vllm.distributed import init_distributed_environment, initialize_model_parallel  # noqa: E402
-from vllm.engine.arg_utils import EngineArgs  # noqa: E402
-from vllm.model_executor.layers.fused_moe.runner import shared_experts  # noqa: E402
-from vllm.model_executor.model_loader import get_model_loader  # noqa: E402
-from vllm.model_executor.model_loader.utils import initialize_model  # noqa: E402
-from vllm.utils import torch_utils  # noqa: E402
+from vllm.config import set_current_vllm_config  # noqa: E402  after the pretence
+from vllm.distributed import init_distributed_environment, initialize_model_parallel  # noqa: E402  after the pretence
+from vllm.engine.arg_utils import EngineArgs  # noqa: E402  after the pretence
+from vllm.model_executor.layers.fused_moe.runner import shared_experts  # noqa: E402  after the pretence
+from vllm.model_executor.model_loader import get_model_loader  # noqa: E402  after the pretence
+from vllm.model_executor.model_loader.utils import initialize_model  # noqa: E402  after the pretence
+from vllm.utils import torch_utils  # noqa: E402  after the pretence
 
 torch_utils.aux_stream = shared_experts.aux_stream = lambda: None
 

@@ -3,10 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Packs what a machine with one NVIDIA GPU and no registry needs to run this directory: the engine, and what to run.
 
-    pack.py [--sm 90] [--piece-bytes N]
-
-The wheels are fetched once (450 MB) into a cache outside the repository; pieces and the rendered command line are
-written there, too. PyTorch does not travel: the machine must have it.
+The wheels are fetched once (450 MB) into a cache outside the repository, and the pieces are written there. PyTorch does
+not travel: the machine must have it.
 """
 
 from __future__ import annotations
@@ -49,12 +47,13 @@ def unpack(architecture: int) -> Path:
     wheels, site = CACHE / "wheels", CACHE / "site"
     done = wheels / "complete"
     if not done.is_file() or done.read_text() != REQUIREMENTS.read_text():
+        shutil.rmtree(wheels, ignore_errors=True)
         pip("download", "--no-cache-dir", *WHEELS_FOR, f"--dest={wheels}", f"--requirement={REQUIREMENTS}")
         done.write_text(REQUIREMENTS.read_text())
     shutil.rmtree(site, ignore_errors=True)
     pip(
-        *("install", "--no-index", f"--find-links={wheels}", "--no-compile", *WHEELS_FOR),
-        *(f"--target={site}", f"--requirement={REQUIREMENTS}"),
+        *("install", "--no-index", "--no-compile", *WHEELS_FOR, f"--target={site}"),
+        *(str(wheel) for wheel in sorted(wheels.glob("*.whl"))),
     )
     for name in LEFT_OUT:
         path = site / name

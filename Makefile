@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LAB := inventories/lab
+GPU_PIECES := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sparks-hy3/gpu/pieces
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.collections
 export LC_ALL := C.UTF-8
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint unit integration sanity molecule test-vm test-wheels test-sglang bench lab-up lab-down clean-lab
+.PHONY: help demo test test-all lint unit integration sanity molecule test-vm test-wheels test-sglang test-cuda-wheel pack-gpu bench lab-up lab-down clean-lab
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -71,6 +72,13 @@ test-wheels: $(VENV)/test ## The patches on 16 released wheels (3.5 GB, fetched 
 test-sglang: $(VENV)/test ## SGLang itself on this CPU, with and without its patches (3 GB, fetched once)
 	pytest tests/sglang
 	$(PYTHON) tests/changed.py --passed test-sglang
+
+test-cuda-wheel: $(VENV)/test ## Opt-in: patch P1 on vLLM's CUDA wheel, without a GPU (3 GB, fetched once; needs python3.12)
+	pytest tests/gpu
+
+pack-gpu: $(VENV)/test ## Opt-in: pack the engine for a machine with one NVIDIA GPU; docs/gpu.md says what to run there
+	PYTHONPATH=.collections $(BIN)/python -m ansible_collections.sparks.hy3.tests.gpu.pack
+	PYTHONPATH=.collections $(BIN)/python -m ansible_collections.sparks.hy3.tests.gpu.render $(GPU_PIECES)/rendered.json
 
 bench: $(VENV)/test ## Figures against a baseline, one line each; BENCH=page_cache selects one file
 	PYTHONPATH=.collections $(BIN)/python tests/bench/run.py

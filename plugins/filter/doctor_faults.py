@@ -25,6 +25,7 @@ options:
         C(memory) and C(rules). What is missing or skipped was not asked for.
       - C(plan) is the fact C(hy3_failure) where the inventory was refused, so that there is no plan.
       - C(strangers) is what filter P(sparks.hy3.occupant_problems#filter) returns.
+      - C(elsewhere) are our units that the plan starts on other nodes only; one that another plan left here may rest.
       - C(hcas) are all HCA ports as M(sparks.hy3.fabric_info) gives them, C(interfaces) the names of all network
         interfaces. Without them only those of the fabric address are known.
   host:
@@ -77,10 +78,13 @@ def _blind(seen: Facts) -> list[tuple[str, str]]:
     ]
 
 
-def _engine(status: Facts, engines: t.Sequence[Facts], kills: t.Sequence[Facts], address: str) -> list[tuple[str, str]]:
+def _engine(seen: Facts, address: str) -> list[tuple[str, str]]:
+    status, others = seen.get("status") or {}, seen.get("found") or {}
+    engines, kills = others.get("engines") or [], others.get("kills") or []
     faults: list[tuple[str, str]] = []
     for name, unit in (status.get("units") or {}).items():
-        if unit["load_state"] != "not-found" and unit["active_state"] != "active":
+        rests = unit["active_state"] == "inactive" and name in (seen.get("elsewhere") or [])
+        if unit["load_state"] != "not-found" and unit["active_state"] != "active" and not rests:
             faults.append(
                 (
                     "unit",
@@ -159,10 +163,7 @@ def doctor_faults(seen: Facts, host: str, address: str) -> list[Fault]:
         return [{"host": host, "severity": "error", "rule": "reach", "sentence": sentence}]
     plan = seen.get("plan") or {}
     found = [("inventory", _message(plan))] if plan.get("msg") else []
-    others = seen.get("found") or {}
-    found += _blind(seen) + _engine(
-        seen.get("status") or {}, others.get("engines") or [], others.get("kills") or [], address
-    )
+    found += _blind(seen) + _engine(seen, address)
     found += [("memory", sentence) for sentence in (seen.get("memory") or {}).get("problems") or []]
     found += [("occupied", sentence) for sentence in seen.get("strangers") or []]
     firewall, smoke = seen.get("firewall") or SKIPPED, seen.get("smoke") or SKIPPED

@@ -541,7 +541,14 @@ class EngineStatus:
         self.params: dict[str, t.Any] = module.params
 
     def _run(self, command: list[str]) -> str:
-        rc, stdout, stderr = self.module.run_command(command, expand_user_and_vars=False, errors="surrogateescape")
+        try:
+            rc, stdout, stderr = self.module.run_command(
+                command, expand_user_and_vars=False, errors="surrogateescape", handle_exceptions=False
+            )
+        except OSError as error:
+            raise Hy3Error(
+                f"{command[0]} cannot be run on this node ({error.strerror}); see that it has systemd"
+            ) from error
         if rc != 0:
             raise Hy3Error(f"{' '.join(command[:2])} failed with exit status {rc}: {stderr.strip() or 'no message'}")
         return stdout
@@ -607,7 +614,7 @@ class EngineStatus:
     def _guards(self, since: int) -> list[str]:
         try:
             return self._run(guards_command(since)).splitlines()
-        except (Hy3Error, OSError):  # no journal, so nothing is known
+        except Hy3Error:  # no journal, so nothing is known
             return []
 
     def kills(self) -> list[Failure] | None:

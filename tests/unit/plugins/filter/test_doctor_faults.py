@@ -46,6 +46,16 @@ def test_a_healthy_node() -> None:
     assert doctor_faults(HEALTHY, "spark-1", "10.77.0.1") == []
 
 
+def test_a_unit_that_an_earlier_plan_left_may_rest() -> None:
+    """Its node served alone before; the driver runs on the head now."""
+    units = {"hy3-ray.service": UNIT, "hy3-serve.service": {**UNIT, "active_state": "inactive"}}
+    left = {**HEALTHY, "status": {**HEALTHY["status"], "units": units}}
+    assert [fault["rule"] for fault in doctor_faults(left, "spark-2", "10.77.0.1")] == ["unit"]
+    assert doctor_faults({**left, "elsewhere": ["hy3-serve.service"]}, "spark-2", "10.77.0.1") == []
+    units["hy3-serve.service"]["active_state"] = "failed"
+    assert doctor_faults({**left, "elsewhere": ["hy3-serve.service"]}, "spark-2", "10.77.0.1") != []
+
+
 # (what, laid over the healthy node, severity, rule, words of the sentence)
 FAULTS: list[tuple[str, Seen, str, str, str]] = [
     (

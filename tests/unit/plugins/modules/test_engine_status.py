@@ -216,6 +216,15 @@ def test_systemd_that_does_not_answer(node: Node) -> None:
     assert result["msg"] == "systemctl show failed with exit status 1: Failed to connect to bus"
 
 
+def test_no_systemd(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines are found all the same, and what needs its programs says so."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = node.status(find_engines=True)
+    assert (result["kills"], type(result["engines"])) == ([], list)
+    result = node.status(units=[SERVE])
+    assert result["msg"] == "systemctl cannot be run on this node (No such file or directory); see that it has systemd"
+
+
 def test_engines_of_anybody(node: Node, tmp_path: Path) -> None:
     log = tmp_path / "serve.log"
     log.write_text("Overwriting environment variable NCCL_IB_GID_INDEX from '6' to '3'\n" + CRASH)

@@ -22,7 +22,7 @@ INVENTORY = "inventories/lab3"
 HEAD, MIDDLE, END = NODES = ("spark-1", "spark-2", "spark-3")
 TREE = "/srv/hy3/models/faults"
 # Together as long as a look at the progress and a fault need.
-SHARDS, SHARD_BYTES, RATE = 40, 2 * 1024**2, "40mbit"
+SHARDS, SHARD_BYTES, RATE = 40, 2 * 1024**2, "25mbit"
 FILES = SHARDS + 2
 VARIABLES = {
     "hy3_profile": "tiny_lab",
@@ -88,7 +88,7 @@ def copy() -> Copy:
     for node in (MIDDLE, END):
         on(node, f"rm -rf {TREE}")
     copy = Copy()
-    copy.until(rf"^{MIDDLE}: [5-9] of {FILES} files, .* GB/s, \d+s left$")
+    copy.until(rf"^{MIDDLE}: ([3-9]|1\d|2[0-5]) of {FILES} files, .* GB/s, \d+s left$")
     return copy
 
 

@@ -49,6 +49,8 @@ from ansible_collections.sparks.hy3.plugins.module_utils._pull_rsync import (
 PROGRESS = "progress.json"
 # Seconds between two looks at what the processes do, and at how far they are.
 STEP_SECONDS, PROGRESS_SECONDS = 0.02, 1.0
+# Times the timeout: before a half grows, rsync has to read it.
+STALLED = 2
 # A file that a source failed to give, though it has it, is asked for once more.
 ATTEMPTS = 2
 
@@ -79,11 +81,12 @@ class Outcome:
 
 @dataclass
 class _Flight:
-    """A running rsync: a look at a source if ``file`` is None."""
+    """A running rsync: a look at a source if ``file`` is None. ``moved`` is when it started or its file last grew."""
 
     transfer: Transfer
     supply: Supply
     file: File | None
+    moved: float
 
 
 class Puller:
@@ -267,6 +270,8 @@ class _Run:
         for flight in [flight for flight in self.flights if flight.transfer.has_ended()]:
             self.flights.remove(flight)
             self._landed(flight, pool, now)
+        for flight in [flight for flight in self.flights if now - flight.moved > STALLED * self.puller.timeout]:
+            self._stalled(flight, now)
         for future in [future for future in self.checks if future.done()]:
             file, supply = self.checks.pop(future)
             self._checked(file, supply, future.result())
@@ -300,7 +305,23 @@ class _Run:
         arguments = command(supply.source, str(self.files), timeout=self.puller.timeout, dry=file is None)
         lock, spawn = self.puller.lock, self.puller.spawn
         transfer = Transfer(arguments, names, password=self.password, lock=lock, spawn=spawn)
-        self.flights.append(_Flight(transfer, supply, file))
+        self.flights.append(_Flight(transfer, supply, file, self.puller.clock()))
+
+    def _stalled(self, flight: _Flight, now: float) -> None:
+        """Give up a transfer of which nothing comes.
+
+        rsync's own timeout counts what it sends, too, and on a link that is gone the kernel takes that for long.
+        """
+        self.flights.remove(flight)
+        flight.transfer.end()
+        supply, said = flight.supply, Said("source", f"it has sent nothing for {now - flight.moved:.0f} s")
+        self.board.failed(supply, said, now)
+        if flight.file and supply is not self.board.supplies[-1]:
+            # One that answers and does not send: large packets do not pass, for instance.
+            key = (supply.source.name, flight.file.name)
+            self.attempts[key] = self.attempts.get(key, 0) + 1
+            if self.attempts[key] >= ATTEMPTS:
+                supply.refused.add(flight.file.name)
 
     def _landed(self, flight: _Flight, pool: ThreadPoolExecutor, now: float) -> None:
         stdout, said = flight.transfer.result()
@@ -373,6 +394,7 @@ class _Run:
         for flight in self.flights:
             if flight.file and come.get(flight.file.name, 0) > self.come.get(flight.file.name, 0):
                 self.board.moves(flight.supply, now)
+                flight.moved = now
         self.come = come
         left = sum(max(0, file.size - come.get(name, 0)) for name, file in self.todo.items())
         whole = len(self.work.pending) - len(self.todo)

@@ -87,7 +87,8 @@ options:
     default: 4
   timeout:
     description:
-      - Seconds after which a source that sends nothing, or shows nothing new that is needed, is passed over.
+      - Seconds after which a source that shows nothing new that is needed is passed over, and twice as many for one
+        that stops to send.
       - The module fails when no source was of use for as long. It waits as long for another run to leave O(dest).
     type: int
     default: 60

@@ -74,6 +74,8 @@ def whole() -> bool:
 def nodes() -> Iterator[None]:
     play("stop-hy3")
     play("lab_up", "-e", f"hy3_lab_link_rate={RATE}", inventory=INVENTORY)
+    for node in NODES:
+        on(node, f"rm -rf {TREE}")
     make_checkpoint(LAB / f"nodes/{HEAD}/root{TREE}", SHARDS, SHARD_BYTES)
     yield
     for node in NODES:

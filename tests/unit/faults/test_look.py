@@ -39,7 +39,7 @@ def test_kind(command: str, kind: str) -> None:
     [
         ("0::/hy3.slice/hy3-ray.service\n", "hy3-ray.service"),
         # Hybrid: other controllers may say where the whole machine's node runs.
-        ("4:memory:/outer.service\n1:name=systemd:/hy3.slice/hy3-serve.service\n0::/../x\n", "hy3-serve.service"),
+        ("1:name=systemd:/hy3.slice/hy3-serve.service\n0::/../x\n4:memory:/outer.service\n", "hy3-serve.service"),
         ("0::/user.slice/user-1000.slice/session-3.scope\n", "session-3.scope"),
         ("0::/\n", ""),
     ],

@@ -25,6 +25,7 @@ class Simulated:
     returns: float | None = None
     converges: bool = True
     loses: bool = False
+    answer: str = SERVED
     hangs: bool = False
     now: float = 1000.0
     struck: float | None = None
@@ -73,7 +74,7 @@ class Simulated:
         changed = 5 if self.down() else 0
         self.starts += bool(changed)
         self.struck = None
-        return Played(True, SERVED + RECAP.format(changed, 0))
+        return Played(True, self.answer + RECAP.format(changed, 0))
 
     def look(self) -> dict[str, state.Node]:
         after = whole()
@@ -167,6 +168,15 @@ def test_a_rider_shares_its_start_and_its_next_run() -> None:
     assert suite.rows[2].converged_s == 12.0
 
 
+def test_a_cause_lasts_as_long_as_it_must() -> None:
+    cluster = Simulated()
+    ended: list[float] = []
+    fault = dataclasses.replace(killed(cluster), mend=lambda: ended.append(cluster.now), lasts=100.0)
+    began = cluster.now + 2.0
+    suite_of(cluster).strike(fault)
+    assert 100.0 <= ended[0] - began < 105.0
+
+
 def test_a_rider_that_takes_the_engine_with_it_converges_at_once() -> None:
     cluster = Simulated()
     suite = suite_of(cluster)
@@ -188,7 +198,7 @@ def test_what_the_user_did_is_not_noticed_and_the_next_run_says_it() -> None:
     fault = Fault("play killed", cluster.strike, says="capital of France", ask="", watched=False)
     assert suite.strike(fault) == []
     (row,) = suite.rows
-    assert (row.noticed_s, row.said_by) == (None, "serve-hy3")
+    assert (row.noticed_s, row.said_by, row.start) == (None, "serve-hy3", 1)
     assert table.noticed(row) == "-"
 
 
@@ -218,6 +228,11 @@ def loses(cluster: Simulated) -> Fault:
     return killed(cluster)
 
 
+def is_mute(cluster: Simulated) -> Fault:
+    cluster.answer = "no line about an answer"
+    return killed(cluster)
+
+
 def refuses(cluster: Simulated) -> Fault:
     cluster.converges = False
     return killed(cluster)
@@ -227,6 +242,7 @@ WRONG: dict[str, tuple[Callable[[Simulated], Fault], str]] = {
     "nobody notices": (unnoticed, f"Nobody noticed it for {UNNOTICED:.0f} s."),
     "another sentence": (unheard, "status-hy3 said nothing like 'Everything is fine' but: Hy3 does not answer"),
     "a file is lost": (loses, "spark-1: home/lab/mine is gone."),
+    "the next run has no answer": (is_mute, "serve-hy3 did not serve: no line about an answer"),
     "the next run refuses": (refuses, 'serve-hy3 did not serve: FAILED: spark-2, task "Refuse a node'),
 }
 

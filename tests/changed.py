@@ -37,6 +37,8 @@ INPUTS = {
     "test-vm": [*COMMON, *(f"plugins/module_utils/_{name}.py" for name in NODE_SIDE), "tests/vm"],
     "test-wheels": [*COMMON, "plugins/module_utils/_patch", "plugins/modules/engine_patch.py", "tests/wheels"],
     "test-sglang": [*COMMON, "plugins", "roles", "inventories", "tests/sglang", "tests/unit/roles", *SHARED],
+    "molecule-tp3": [*COMMON, *PLAYS, "molecule/config.yml", "molecule/tp3"],
+    "molecule-sglang": [*COMMON, *PLAYS, "molecule/config.yml", "molecule/sglang", "tests/sglang"],
     "test-faults-rest": [*COMMON, *PLAYS, "tests/faults", f"{INTEGRATION}/lab.py"],
 }
 # Builds the collection, which galaxy.yml keeps two folders out of.

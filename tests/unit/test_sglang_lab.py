@@ -20,9 +20,8 @@ def tensors(tree: Path) -> dict[str, bytes]:
     (size,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + size])
     header.pop("__metadata__", None)
-    return {
-        name: data[8 + size + at["data_offsets"][0] : 8 + size + at["data_offsets"][1]] for name, at in header.items()
-    }
+    places = {name: slice(*(8 + size + end for end in at["data_offsets"])) for name, at in header.items()}
+    return {name: data[place] for name, place in places.items()}
 
 
 def test_names_are_all_that_differs(tmp_path: Path) -> None:

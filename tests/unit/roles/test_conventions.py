@@ -217,10 +217,13 @@ def test_no_role_knows_an_inventory_group(role: str) -> None:
     assert [relative(path) for path in files_of(role, ".") if pattern.search(path.read_text())] == []
 
 
+LAB_PROFILES = ("tiny_lab", "tiny_lab_tp1", "tiny_lab_tp3", "tiny_lab_sglang")
+
+
 @each_role
 def test_no_role_but_the_lab_knows_the_lab(role: str) -> None:
     """What differs from a Spark is in inventories/lab and roles/lab, and nowhere else."""
-    allowed = {f"roles/profile/files/profiles/{name}.yml" for name in ("tiny_lab", "tiny_lab_tp1", "tiny_lab_tp3")}
+    allowed = {f"roles/profile/files/profiles/{name}.yml" for name in LAB_PROFILES}
     known = {
         relative(path)
         for path in files_of(role, ".")

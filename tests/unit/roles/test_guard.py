@@ -17,47 +17,66 @@ from ansible_collections.sparks.hy3.tests.unit.roles.systemctl import install
 
 FILES = ROOT / "roles/guard/files"
 SSH, SSHD = "ssh.service", "sshd.service"
-# The killer, whether sshd is protected, its unit: units that get a file.
-FOUND: dict[str, tuple[str, bool, str, list[str]]] = {
-    "systemd-oomd": ("oomd", True, SSH, ["hy3.slice", "system.slice", SSH]),
-    "systemd-oomd, where the unit has another name": ("oomd", True, SSHD, ["hy3.slice", "system.slice", SSHD]),
-    "systemd-oomd, and another way in": ("oomd", False, "", ["hy3.slice"]),
-    "earlyoom": ("earlyoom", True, SSH, ["system.slice", SSH]),
-    "nobody, with cgroup v2": ("none", True, SSH, ["system.slice", SSH]),
-    "nobody": ("none", False, SSH, []),
+
+
+class Case(t.NamedTuple):
+    """What guard_info may find on a node, and the units that get a file then."""
+
+    killer: str
+    protect: bool
+    unit: str
+    units: list[str]
+
+
+# By node: two at a time.
+FOUND = {
+    "systemd-oomd, with either name of the unit": {
+        "spark-1": Case("oomd", True, SSH, ["hy3.slice", "system.slice", SSH]),
+        "spark-2": Case("oomd", True, SSHD, ["hy3.slice", "system.slice", SSHD]),
+    },
+    "another way in, and earlyoom": {
+        "spark-1": Case("oomd", False, "", ["hy3.slice"]),
+        "spark-2": Case("earlyoom", True, SSH, ["system.slice", SSH]),
+    },
+    "nobody, with and without cgroup v2": {
+        "spark-1": Case("none", True, SSH, ["system.slice", SSH]),
+        "spark-2": Case("none", False, SSH, []),
+    },
 }
 
 
-def found(killer: str, protect: bool, unit: str, refused: list[str] | None = None) -> dict[str, t.Any]:
-    return {
-        "__hy3_guard_found": {
-            "killer": killer,
-            "protect": protect,
-            "refused": refused or [],
-            "says": [f"Guard: {killer}."],
-            "sshd": {"unit": unit},
+def variables(cases: t.Mapping[str, Case], refused: t.Sequence[str] = ()) -> dict[str, t.Any]:
+    """Stronger than what the role registers."""
+    found = {
+        node: {
+            "killer": case.killer,
+            "protect": case.protect,
+            "refused": refused,
+            "says": [f"Guard: {case.killer}."],
+            "sshd": {"unit": case.unit},
         }
+        for node, case in cases.items()
     }
+    return {"__hy3_guard_found": "{{ found_on[inventory_hostname] }}", "found_on": found}
 
 
-@pytest.mark.parametrize(("killer", "protect", "unit", "units"), FOUND.values(), ids=FOUND)
-def test_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killer: str, protect: bool, unit: str, units: list[str]
-) -> None:
+@pytest.mark.parametrize("cases", FOUND.values(), ids=FOUND)
+def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: dict[str, Case]) -> None:
     install(tmp_path, monkeypatch, "active")
-    done = run_playbook("guard", tmp_path, found(killer, protect, unit), "--check")
+    done = run_playbook("guard", tmp_path, variables(cases), "--check")
     assert done.returncode == 0, done.stdout + done.stderr
-    for node in ("spark-1", "spark-2"):
+    for node, case in cases.items():
         # A directory that is not there yet is one change, the file in it another.
-        assert re.findall(rf"^changed: \[{node}\] => \(item=(\S+)\)$", done.stdout, re.MULTILINE) == units * 2
-    assert f"Guard: {killer}." in done.stdout
+        assert re.findall(rf"^changed: \[{node}\] => \(item=(\S+)\)$", done.stdout, re.MULTILINE) == case.units * 2
+        assert f"Guard: {case.killer}." in done.stdout
 
 
 def test_a_guard_that_cannot_be_is_refused_before_anything_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, "active")
-    done = run_playbook("guard", tmp_path, found("none", True, SSH, ["This is wrong", "So is that"]), "--check")
+    cases = dict.fromkeys(("spark-1", "spark-2"), Case("none", True, SSH, []))
+    done = run_playbook("guard", tmp_path, variables(cases, ["This is wrong", "So is that"]), "--check")
     assert done.returncode == 2
     assert "spark-1: This is wrong; So is that." in done.stdout
     assert "changed: [" not in done.stdout
@@ -72,11 +91,8 @@ def read(name: str) -> configparser.ConfigParser:
 
 def test_what_sshd_keeps_its_slice_keeps_too() -> None:
     """Of what the groups above do not keep, the kernel keeps nothing for a group in them."""
-    kept = {name: parse_size(read(f"{name}.conf")[section]["MemoryMin"]) for name, section in SECTIONS.items()}
-    assert 0 < (kept["sshd"] or 0) <= (kept["system"] or 0)
-
-
-SECTIONS = {"sshd": "Service", "system": "Slice"}
+    sshd, system = (read("sshd.conf")["Service"]["MemoryMin"], read("system.conf")["Slice"]["MemoryMin"])
+    assert 0 < (parse_size(sshd) or 0) <= (parse_size(system) or 0)
 
 
 def test_sessions_inherit_no_score() -> None:

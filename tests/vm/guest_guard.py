@@ -26,7 +26,7 @@ import typing as t
 from pathlib import Path
 
 from ansible_collections.sparks.hy3.plugins.module_utils._memory import parse_size
-from ansible_collections.sparks.hy3.tests.vm.guest import CGROUPS, MIB, Answer, end, hold, run, start_in, until
+from ansible_collections.sparks.hy3.tests.vm.guest import CGROUPS, MIB, Answer, end, hold, start_in, until
 
 FILES = Path("/guard")
 SLICE = CGROUPS / "hy3.slice"
@@ -45,7 +45,7 @@ SOCKETS = ("/run/systemd/io.system.ManagedOOM", "/run/systemd/io.systemd.Managed
 
 def setting(file: str, name: str) -> str:
     """What a file of role guard says."""
-    parser = configparser.ConfigParser()
+    parser = configparser.ConfigParser(interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # as its manual says
     parser.read(FILES / file)
     return next(section[name] for section in parser.values() if name in section)
@@ -302,7 +302,8 @@ def stats() -> list[Path]:
 def main() -> None:
     Path("/proc/self/oom_score_adj").write_text("-1000")
     (CGROUPS / "cgroup.subtree_control").write_text("+memory")
-    run("swapon", SWAP)
+    if ctypes.CDLL(None, use_errno=True).swapon(SWAP.encode(), 0):
+        raise OSError(ctypes.get_errno(), f"swapon {SWAP}")
     make_groups()
     speak_for_systemd()
     sshd = start_service("ssh.service", "/usr/sbin/sshd", "-D", "-e", log=Path("/tmp/sshd.log"))

@@ -17,7 +17,13 @@ from ansible_collections.sparks.hy3.tests.vm.machine import ROOT, boot, copy_lib
 MIB = 1024**2
 Said = dict[str, t.Any]
 
-SSHD_CONFIG = "ListenAddress 127.0.0.1\nUsePAM no\nPidFile none\nMaxStartups 100\n"
+SSHD_CONFIG = """\
+HostKey /etc/ssh/ssh_host_ed25519_key
+ListenAddress 127.0.0.1
+UsePAM no
+PidFile none
+MaxStartups 100
+"""
 USERS = "root:x:0:0::/:/bin/sh\nsshd:x:100:65534::/run/sshd:/bin/false\n"
 
 

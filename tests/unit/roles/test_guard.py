@@ -83,7 +83,7 @@ def test_a_guard_that_cannot_be_is_refused_before_anything_changes(
 
 
 def read(name: str) -> configparser.ConfigParser:
-    parser = configparser.ConfigParser()
+    parser = configparser.ConfigParser(interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # as its manual says
     parser.read(FILES / name)
     return parser

@@ -26,6 +26,12 @@ options:
     type: str
     required: true
     description: The name of the inventory's own cluster.
+  installed:
+    type: bool
+    default: false
+    description:
+      - Units that do not run count, too, unless one is here for O(cluster). There is nothing to stop, but something to
+        remove, which is the other cluster's.
 """
 
 EXAMPLES = r"""
@@ -42,13 +48,14 @@ _value:
 """
 
 
-def other_cluster(units: t.Mapping[str, t.Mapping[str, t.Any]], cluster: str) -> list[str]:
-    """One sentence for each unit that runs for another cluster than ``cluster``, with the way to stop it."""
+def other_cluster(units: t.Mapping[str, t.Mapping[str, t.Any]], cluster: str, installed: bool = False) -> list[str]:
+    """One sentence for each unit that is here for another cluster than ``cluster``, with the way to be rid of it."""
+    does, left, play = ("is installed", "the node", "remove") if installed else ("runs", "it", "stop")
     return [
-        f"{name} runs here as '{role}' of cluster '{other}', and this inventory is that of '{cluster}', so it is left "
-        f"alone; run stop_hy3 with the inventory of '{other}', or with `-e hy3_cluster={other}` if it is the same "
-        "cluster under another name."
-        for name, role, other in of_another_cluster(units, cluster)
+        f"{name} {does} here as '{role}' of cluster '{other}', and this inventory is that of '{cluster}', so {left} is "
+        f"left alone; run {play}_hy3 with the inventory of '{other}', or with `-e hy3_cluster={other}` if it is the "
+        "same cluster under another name."
+        for name, role, other in of_another_cluster(units, cluster, installed=installed)
     ]
 
 

@@ -130,13 +130,21 @@ def mask_argv(argv: t.Sequence[str]) -> list[str]:
     return masked
 
 
-def of_another_cluster(units: t.Mapping[str, t.Mapping[str, t.Any]], cluster: str) -> t.Iterator[tuple[str, str, str]]:
-    """Name, role and cluster of each unit that runs for another cluster than ``cluster``, by its description."""
-    for name, unit in units.items():
-        # As the roles write it into the descriptions of their units.
-        role, named, other = unit["description"].partition(" of cluster ")
-        if unit["active_state"] not in ("inactive", "failed") and named and other != cluster:
-            yield name, role, other
+def of_another_cluster(
+    units: t.Mapping[str, t.Mapping[str, t.Any]], cluster: str, *, installed: bool = False
+) -> t.Iterator[tuple[str, str, str]]:
+    """Name, role and cluster of each unit that runs for another cluster than ``cluster``, by its description.
+
+    With ``installed`` also of one that does not run, unless a unit is here for ``cluster``: then the node was taken
+    over, and the other cluster's is what that one left.
+    """
+    # As the roles write it into the descriptions of their units.
+    said = {name: unit["description"].partition(" of cluster ") for name, unit in units.items()}
+    ours = cluster in [owner for _role, _named, owner in said.values()]
+    for name, (role, named, owner) in said.items():
+        runs = units[name]["active_state"] not in ("inactive", "failed")
+        if named and owner != cluster and (runs or installed and not ours):
+            yield name, role, owner
 
 
 def unit_of_cgroup(text: str, unit: str) -> bool:

@@ -33,7 +33,7 @@ TRACKED = [
 OWNERS = {"profile": "hy3_", "lab": "hy3_lab_"}
 # What a role publishes for the ones after it.
 FACTS = {
-    "profile": {"hy3_plan"},
+    "profile": {"hy3_plan", "hy3_paths"},
     "preflight": {"hy3_node"},
     "checkpoint": {"hy3_checkpoint"},
     "engine": {"hy3_engine"},

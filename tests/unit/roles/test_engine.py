@@ -41,7 +41,7 @@ class Node:
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.venv, self._monkeypatch = root, root / "node/venv", monkeypatch
-        self.mark = self.venv / ".hy3-installing"
+        self.mark, self.made = self.venv / ".hy3-installing", self.venv / ".hy3-made"
         wheels = root / "wheels"
         wheels.mkdir()
         for name, version in WHEELS:
@@ -103,6 +103,7 @@ def test_make_keep_and_upgrade(node: Node) -> None:
     )
     assert node.module("vllm").read_text() == "__version__ = '0.24.0'\n"
     assert not node.mark.exists()
+    assert node.made.exists()
 
     # Any pip call fails now.
     wheels = Path(os.environ["PIP_FIND_LINKS"])
@@ -235,6 +236,14 @@ def test_a_venv_without_the_engine(node: Node, packages: list[str], sentence: st
 def test_a_venv_of_somebody_without_pip(node: Node) -> None:
     subprocess.run(["python3", "-m", "venv", "--without-pip", node.venv], check=True)
     assert f"hy3_venv is {node.venv}, which on spark-1 has no pip" in said(node.play(PINS))
+
+
+def test_a_venv_where_somebody_had_a_directory_is_not_marked_as_ours(node: Node) -> None:
+    """Else remove_hy3 would remove it."""
+    node.venv.mkdir(parents=True)
+    assert changed(node.play(PINS))
+    assert node.module("vllm").exists()
+    assert not node.made.exists()
 
 
 def test_an_own_venv_is_not_touched(node: Node) -> None:

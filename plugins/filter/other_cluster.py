@@ -15,7 +15,8 @@ short_description: Units of ours that run for another cluster than this inventor
 version_added: 0.1.0
 description:
   - Tells the units of one cluster from those of another, so that a wrong or overlapping inventory stops nothing.
-  - A unit names its cluster in its description. One that names none, or does not run, is nobody's.
+  - A unit names its cluster in its description. One that names none, or neither runs nor would start with the node, is
+    nobody's.
 author: The sparks.hy3 contributors (@sparks-hy3)
 options:
   _input:
@@ -42,13 +43,17 @@ _value:
 """
 
 
+def _runs(unit: t.Mapping[str, t.Any]) -> str:
+    return "would start with the node as" if unit["active_state"] in ("inactive", "failed") else "runs here as"
+
+
 def other_cluster(units: t.Mapping[str, t.Mapping[str, t.Any]], cluster: str) -> list[str]:
     """One sentence for each unit that runs for another cluster than ``cluster``, with the way to stop it."""
     return [
-        f"{name} runs here as '{role}' of cluster '{other}', and this inventory is that of '{cluster}', so it is left "
-        f"alone; run stop_hy3 with the inventory of '{other}', or with `-e hy3_cluster={other}` if it is the same "
-        "cluster under another name."
-        for name, role, other in of_another_cluster(units, cluster)
+        f"{name} {_runs(units[name])} '{role}' of cluster '{other}', and this inventory is that of '{cluster}', so it "
+        f"is left alone; run stop_hy3 with the inventory of '{other}', or with `-e hy3_cluster={other}` if it is the "
+        "same cluster under another name."
+        for name, role, other in of_another_cluster(units, cluster, enabled=True)
     ]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.sparks.hy3.plugins.filter.other_cluster import other_cluster
 
-# Description, state: whether the inventory of cluster `west` leaves it alone.
+# Description, state (enabled too, or not): whether the inventory of cluster `west` leaves it alone.
 UNITS: dict[str, tuple[str, str, bool]] = {
     "its own": ("Hy3: vLLM with profile tiny_lab of cluster west", "active", False),
     "another's": ("Hy3: vLLM with profile tiny_lab of cluster east", "active", True),
@@ -16,19 +16,26 @@ UNITS: dict[str, tuple[str, str, bool]] = {
     "a name that begins like its own": ("Hy3: Ray head of cluster west-2", "active", True),
     "another's that was stopped": ("Hy3: Ray head of cluster east", "inactive", False),
     "another's that failed": ("Hy3: Ray head of cluster east", "failed", False),
+    "another's that failed and would start with the node": ("Hy3: Ray head of cluster east", "failed enabled", True),
+    "another's that would start with the node": ("Hy3: Ray head of cluster east", "inactive enabled", True),
+    "its own that would": ("Hy3: Ray head of cluster west", "inactive enabled", False),
     "names no cluster": ("hy3-serve.service", "active", False),
 }
 
 
 @pytest.mark.parametrize(("description", "state", "expected"), UNITS.values(), ids=UNITS)
 def test_left_alone(description: str, state: str, expected: bool) -> None:
-    units = {"hy3-serve.service": {"description": description, "active_state": state}}
+    active, _space, enabled = state.partition(" ")
+    units = {"hy3-serve.service": {"description": description, "active_state": active, "enabled": bool(enabled)}}
     assert len(other_cluster(units, "west")) == expected
 
 
 def test_one_sentence() -> None:
-    units = {"hy3-ray.service": {"description": "Hy3: Ray head of cluster east", "active_state": "active"}}
-    assert other_cluster(units, "west") == [
+    unit = {"description": "Hy3: Ray head of cluster east", "active_state": "active", "enabled": True}
+    assert other_cluster({"hy3-ray.service": unit | {"active_state": "failed"}}, "west")[0].startswith(
+        "hy3-ray.service would start with the node as 'Hy3: Ray head' of cluster 'east', and this inventory is that of "
+    )
+    assert other_cluster({"hy3-ray.service": unit}, "west") == [
         "hy3-ray.service runs here as 'Hy3: Ray head' of cluster 'east', and this inventory is that of 'west', so it "
         "is left alone; run stop_hy3 with the inventory of 'east', or with `-e hy3_cluster=east` if it is the same "
         "cluster under another name."

@@ -51,6 +51,19 @@ def on(node: str, script: str) -> str:
     return run("ssh", "-F", str(LAB / "ssh/config"), node, f"sudo -n bash -c {shlex.quote(script)}")
 
 
+def power_off(node: str) -> None:
+    """Cut a node's power: everything on it is killed, and its peers hear nothing. Its disk stays."""
+    run("/usr/bin/python3", str(LAB / "files/lab_node.py"), "stop", node)
+    # Connections that lost their peer keep a dead node's network alive for minutes, and with it the names of its links.
+    for link in (f"hy3lab-{node[-1]}", f"vb-hy3lab-{node}"):
+        subprocess.run(["ip", "link", "delete", link], capture_output=True, check=False)
+
+
+def power_on() -> None:
+    """Start the nodes that do not run."""
+    play("lab_up")
+
+
 def kill(command: list[str], *, at: str | float) -> None:
     """Run a command and kill its whole session when a line of output matches ``at``, or after ``at`` seconds."""
     process = subprocess.Popen(

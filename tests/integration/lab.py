@@ -114,6 +114,17 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
+def power_off(node: str) -> None:
+    """Cut a node's power: everything on it is killed, and its peers hear nothing. Its disk stays."""
+    run("/usr/bin/python3", str(LAB / "files/lab_node.py"), "stop", node)
+    # Connections that lost their peer keep a dead node's network alive for minutes, and with it the names of its links.
+    for link in (f"hy3lab-{node[-1]}", f"vb-hy3lab-{node}"):
+        subprocess.run(["ip", "link", "delete", link], capture_output=True, check=False)
+
+
+def power_on() -> None:
+    """Start the nodes that do not run."""
+    play("lab_up")
 
 
 def kill(command: list[str], *, at: str | float) -> None:

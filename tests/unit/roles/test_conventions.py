@@ -322,7 +322,7 @@ def test_inventory_installs_what_its_profile_names(path: Path) -> None:
 # ---- Source files
 
 # Copied to the nodes by a role, and run there by a bare interpreter.
-ON_THE_NODES = ["_roce", "_port", "_memory", "_api_guard"]
+ON_THE_NODES = ["_roce", "_port", "_until", "_members", "_ranks", "_memory", "_page_cache", "_api_guard"]
 
 
 def imports(tree: ast.AST) -> Iterator[str]:

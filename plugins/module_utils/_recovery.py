@@ -244,7 +244,7 @@ class Recovery:
             return f"End what holds the memory of {node}, which is not ours and was left alone: {why}."
         return (
             f"See what uses the memory of {node} (`ps -e -o rss,user,args --sort=-rss | head`): {why}. If nothing "
-            "there does, reboot it: the driver has kept what an engine had, and each further start would begin with less."
+            "there does, reboot it: the driver has kept what an engine had, and each further start begins with less."
         )
 
     def _waited(self, node: str) -> bool:

@@ -239,8 +239,14 @@ class Cluster:
             dead = f"{RAY} is {state or 'not there'} ({unit.get('result')})"
             return [Finding(WORKER_LOST if node != self.head else ENGINE_DEAD, dead)]
         if state == "activating":
-            return [Finding(STARTING, f"{RAY} is starting")]
+            return [self._starts(node, RAY)]
         return self._raylet(node, unit) if state == "active" else []
+
+    def _starts(self, node: str, unit: str) -> Finding:
+        """Of a unit that is about to run. One that waits for a head that was stopped waits for ever."""
+        if node != self.head and self.reached(self.head) and not self.runs(self.head, unit):
+            return Finding(STOPPED, f"{unit} waits for the head's, which does not run")
+        return Finding(STARTING, f"{unit} is starting")
 
     def _raylet(self, node: str, unit: Facts) -> list[Finding]:
         """Of a node whose Ray runs."""
@@ -278,16 +284,16 @@ class Cluster:
         if state not in RUNS:
             return [Finding(STOPPED, f"{SERVE} does not run")]
         if node != self.head:
-            return self._other_rank(state)
+            return self._other_rank(node, state)
         if failure.get("fatal"):
             return [Finding(ENGINE_DEAD, f"{SERVE} runs, and its log says that it cannot come up{cause}")]
         health = facts_of(status.get("health")).get("status")
         return [self._silence(unit, str(facts_of(status.get("log")).get("phase") or "starting"), health)]
 
-    def _other_rank(self, state: object) -> list[Finding]:
+    def _other_rank(self, node: str, state: object) -> list[Finding]:
         """Of a unit that runs beside the head's, without Ray."""
         if state == "activating":
-            return [Finding(STARTING, f"{SERVE} is starting")]
+            return [self._starts(node, SERVE)]
         headless = self.reached(self.head) and not self.runs(self.head, SERVE)
         return [Finding(LEFTOVER, f"{SERVE} runs on without the head's", SERVE)] if headless else []
 

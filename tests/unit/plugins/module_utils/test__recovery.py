@@ -315,6 +315,13 @@ CASES: dict[str, tuple[Facts, str, str, list[tuple[str, str, str]], str]] = {
         [],
         "Wait until",
     ),
+    "the worker's Ray waits for a head that was stopped": (
+        laid(head(units("inactive", "inactive")), {WORKER: {"status": units("activating", "")}}),
+        "stopped",
+        "stopped",
+        [],
+        "Run serve-hy3",
+    ),
     "Ray does not answer": (
         laid(head({**units(of_serve="inactive"), "ray": {"nodes": None, "error": "Ray at x gave no answer."}})),
         "engine_silent",
@@ -451,6 +458,9 @@ WITHOUT: dict[str, tuple[Facts, str, str, list[tuple[str, str, str]]]] = {
         "starting",
         "starting",
         [],
+    ),
+    "the other rank waits for one that was stopped": (
+        laid(head(units("", "inactive")), {WORKER: {"status": units("", "activating")}}), "stopped", "stopped", [],
     ),
     "stopped": (
         laid(head(units("", "inactive")), {WORKER: {"status": units("", "inactive")}}), "stopped", "stopped", [],

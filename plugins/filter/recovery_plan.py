@@ -60,8 +60,8 @@ _value:
   description:
     - C(nodes) has of each node its C(state), C(why), what is C(also) the matter, the C(evidence), and whether it was
       C(reached). The states are V(wedged), V(unreachable), V(ssh_down), V(no_login), V(cut_off), V(other_cluster),
-      V(blind), V(orphans), V(engine_dead), V(worker_lost), V(leftover), V(memory_held), V(engine_silent), V(starting),
-      V(stopped) and V(healthy); docs/recover.md says what each of them is.
+      V(blind), V(orphans), V(engine_dead), V(worker_lost), V(leftover), V(memory_held), V(engine_wrong),
+      V(engine_silent), V(starting), V(stopped) and V(healthy); docs/recover.md says what each of them is.
     - C(actions) are dictionaries of C(do) (V(stop), V(end) or V(wait)), C(node), C(what), C(why) and the node's
       C(state).
     - C(advice) are dictionaries of C(node) (empty for all), C(sentence) and whether only a C(person) can do it.

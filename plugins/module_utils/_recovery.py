@@ -18,6 +18,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._recovery_states import
     CUT_OFF,
     ENGINE_DEAD,
     ENGINE_SILENT,
+    ENGINE_WRONG,
     HEALTHY,
     LEFTOVER,
     MEMORY_HELD,
@@ -210,6 +211,7 @@ class Recovery:
             "there is touched.",
             BLIND: f"See that {node} has systemd and a Python for Ansible: {why}.",
             MEMORY_HELD: self._held(node, why),
+            ENGINE_WRONG: f"Run doctor-hy3, which looks for the reason: {why}.",
             ENGINE_SILENT: f"Wait if somebody uses the engine; if nobody does, run stop-hy3 and serve-hy3: {why}.",
             STARTING: f"Wait until status-hy3 says that it answers: {why} on {node}.",
         }.get(state, "")
@@ -222,7 +224,7 @@ class Recovery:
             )
         stopped = [f"{one.get('what')} on {one.get('node')}" for one in self._done if one.get("do") == STOP]
         after = f" after stopping {' and '.join(stopped)}" if stopped else ""
-        waited = f" It was waited for {self.wait} s{after}." if self._waited(node) else ""
+        waited = f" It was waited for, up to {self.wait} s{after}." if self._waited(node) else ""
         if state == WEDGED:
             return (
                 f"Power cycle {node}: hold its power button until it is off, or unplug it, and switch it on again: "

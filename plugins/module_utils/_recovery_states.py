@@ -24,16 +24,11 @@ SERVE, RAY = "hy3-serve.service", "hy3-ray.service"
 WEDGED, UNREACHABLE, SSH_DOWN, NO_LOGIN = "wedged", "unreachable", "ssh_down", "no_login"
 CUT_OFF, OTHER_CLUSTER, BLIND = "cut_off", "other_cluster", "blind"
 ORPHANS, ENGINE_DEAD, WORKER_LOST, LEFTOVER = "orphans", "engine_dead", "worker_lost", "leftover"
-MEMORY_HELD, ENGINE_SILENT, STARTING, STOPPED, HEALTHY = (
-    "memory_held",
-    "engine_silent",
-    "starting",
-    "stopped",
-    "healthy",
-)
+MEMORY_HELD, ENGINE_WRONG, ENGINE_SILENT = "memory_held", "engine_wrong", "engine_silent"
+STARTING, STOPPED, HEALTHY = "starting", "stopped", "healthy"
 STATES = (
     *(WEDGED, UNREACHABLE, SSH_DOWN, NO_LOGIN, CUT_OFF, OTHER_CLUSTER, BLIND, ORPHANS, ENGINE_DEAD, WORKER_LOST),
-    *(LEFTOVER, MEMORY_HELD, ENGINE_SILENT, STARTING, STOPPED, HEALTHY),
+    *(LEFTOVER, MEMORY_HELD, ENGINE_WRONG, ENGINE_SILENT, STARTING, STOPPED, HEALTHY),
 )
 # Nobody can look at, or act on, a node in one of these.
 OUT_OF_REACH = (WEDGED, UNREACHABLE, SSH_DOWN, NO_LOGIN, CUT_OFF)
@@ -103,9 +98,10 @@ class Cluster:
         self.plan = plan
         self._evidence = {name: facts_of(evidence.get(name)) for name in self.hosts}
         self._now, self._start_timeout = now, start_timeout
-        # Text from all ranks: the one proof that each of them computes.
+        # Text from all ranks, right or wrong: the one proof that each of them computes.
         smoke = self._of(self.head, "smoke")
-        self.answers = self.reached(self.head) and smoke.get("ok") is True
+        self.answers = self.reached(self.head) and (smoke.get("ok") is True or bool(_text(smoke.get("text"))))
+        self._wrong = "" if smoke.get("ok") is True else _text(smoke.get("msg")) or "no reason is known"
 
     def _of(self, node: str, what: str) -> Facts:
         return facts_of(self._evidence[node].get(what))
@@ -211,7 +207,8 @@ class Cluster:
             return [Finding(OTHER_CLUSTER, f"{name} runs there for cluster '{cluster}'")]
         found = self._orphaned(node)
         if self.answers:
-            return found
+            wrong = self._wrong and node == self.head
+            return [*found, Finding(ENGINE_WRONG, f"it answers, and wrongly: {self._wrong}")] if wrong else found
         found += self._ray(node) if self.ray else []
         found += self._engine(node) if node in self.plan["serve_hosts"] else []
         found += self._held(node)
@@ -260,12 +257,15 @@ class Cluster:
         return [Finding(ENGINE_SILENT, _text(error))] if error else []
 
     def ray_counts(self, node: str) -> bool | None:
-        """Whether the head's Ray has the node among its living members; None where it cannot be asked."""
+        """Whether the head's Ray has the node among its living members; None where it cannot be asked.
+
+        With as many members as nodes none is lost: one of them has another address than the inventory says.
+        """
         members = facts_of(self._of(self.head, "status").get("ray")).get("nodes") if self.reached(self.head) else None
         if not self.ray or not isinstance(members, list) or not self.runs(self.head, RAY):
             return None
         alive = [facts_of(one).get("address") for one in members if facts_of(one).get("alive")]
-        return facts_of(self.plan.get("addresses")).get(node) in alive
+        return None if len(alive) >= len(self.hosts) else facts_of(self.plan.get("addresses")).get(node) in alive
 
     def _ranks_without_driver(self, unit: Facts) -> list[str]:
         if not self.reached(self.head) or self.runs(self.head, SERVE):

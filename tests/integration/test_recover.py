@@ -154,7 +154,7 @@ def test_a_frozen_node_frees_its_peer_and_then_a_person_is_told(frozen: None) ->
     status, output = recover("-e", "hy3_recover_timeout=10")
     assert status != 0
     assert f"Power cycle {WORKER}: hold its power button until it is off" in output
-    assert "waited for 10 s after stopping hy3-serve.service" in output
+    assert "waited for, up to 10 s after stopping hy3-serve.service" in output
     assert set(on(HEAD, ASKS).split()) == {"inactive"}
     found = report()
     assert (found["play"], found["ok"]) == ("recover", False)

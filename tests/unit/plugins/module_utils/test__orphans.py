@@ -70,7 +70,7 @@ NEARLY: dict[str, tuple[list[Seen], bool]] = {
     "an engine in another scope": ([front(unit="session-4.scope"), seen(unit="session-3.scope")], True),
     "an engine without a unit": ([front(unit=""), seen()], True),
     "another user's": ([seen(user=1000)], False),
-    "another venv's": ([seen(files=["/home/x/other/lib/torch/_C.so"])], False),
+    "another venv's": ([seen(files=["/srv/other/venv/lib/torch/_C.so"])], False),
     "a venv with a longer name": ([seen(files=[f"{VENV}-2/lib/torch/_C.so"])], False),
     "nothing of it can be read": ([seen(files=[])], False),
     "in a container": ([seen(root="/proc/900/root")], False),

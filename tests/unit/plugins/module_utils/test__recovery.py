@@ -245,6 +245,13 @@ CASES: dict[str, tuple[Facts, str, str, list[tuple[str, str, str]], str]] = {
         "",
     ),
     "busy or hanging": (laid(SILENT), "engine_silent", "healthy", [], "if nobody does, run stop-hy3 and serve-hy3"),
+    "it answers wrongly": (
+        laid({HEAD: {"smoke": {"ok": False, "text": "!!!!", "msg": "The logprobs are no numbers."}}, WORKER: FROZEN}),
+        "engine_wrong",
+        "cut_off",
+        [],
+        "Run doctor-hy3, which looks for the reason: it answers, and wrongly: The logprobs are no numbers.",
+    ),
     "starting": (
         laid(head(LOADS)),
         "starting",
@@ -299,6 +306,13 @@ CASES: dict[str, tuple[Facts, str, str, list[tuple[str, str, str]], str]] = {
         "engine_silent",
         "worker_lost",
         [("stop", HEAD, SERVE)],
+        "",
+    ),
+    "its Ray knows the worker by another address": (
+        laid(head({"ray": {"nodes": [{"address": "10.0.0.9", "alive": True}, *members(HEAD)["nodes"]]}})),
+        "engine_silent",
+        "healthy",
+        [],
         "",
     ),
     "a rank lost while the engine starts": (
@@ -490,6 +504,30 @@ def test_the_head_of_the_plan_comes_first() -> None:
     assert told(judge(evidence, plan)) == [("stop", HEAD, SERVE), ("stop", WORKER, SERVE)]
 
 
+THIRD = "spark-3"
+
+
+def test_three_nodes() -> None:
+    """One of three is frozen: both others are freed, rank 0 first."""
+    addresses = {**PLAN["addresses"], THIRD: "192.168.100.3"}
+    plan = {**PLAN, "hosts": [THIRD, WORKER, HEAD], "addresses": addresses}
+    views = {"views": [*peers("silent")["views"], {**peers("banner")["views"][0], "name": THIRD}]}
+    evidence = laid(SILENT, {HEAD: {"peers": views}, WORKER: FROZEN})
+    evidence[THIRD] = {"login": LOGIN, "status": units(of_serve="")}
+    assert told(judge(evidence, plan)) == [
+        ("stop", HEAD, SERVE),
+        ("stop", HEAD, RAY),
+        ("stop", THIRD, RAY),
+        WAIT,
+    ]
+
+
+def test_one_node() -> None:
+    plan = {**WITHOUT_RAY, "hosts": [HEAD], "serve_hosts": [HEAD]}
+    assert judge(laid(head(units("", "failed"))), plan)["advice"][0]["sentence"].startswith("Run serve-hy3")
+    assert judge({}, plan)["nodes"][HEAD]["state"] == "unreachable"
+
+
 # ---- Rounds
 
 WEDGE = laid(SILENT, {HEAD: {"peers": peers("silent")}, WORKER: FROZEN})
@@ -507,7 +545,7 @@ def test_what_comes_after_the_wait_is_advice_with_its_reason() -> None:
     assert advice["sentence"].startswith("Power cycle spark-2: hold its power button until it is off, or unplug it")
     for words in (
         "takes connections to SSH, and no program there gets to say a word: on a Spark that is a unified-memory wedge",
-        "waited for 300 s after stopping hy3-serve.service on spark-1 and hy3-ray.service on spark-1",
+        "It was waited for, up to 300 s after stopping hy3-serve.service on spark-1 and hy3-ray.service on spark-1",
         "before the next start lower what the engine takes of it: max-model-len",
     ):
         assert words in advice["sentence"]
@@ -615,7 +653,7 @@ NODE = st.fixed_dictionaries(
         "peers": st.builds(lambda tcp, node: peers(tcp, node=node), st.sampled_from(["banner", "silent", "timeout"]),
                            st.sampled_from([HEAD, WORKER])) | NOISE,
         "status": STATUS | STATUS | NOISE,
-        "smoke": st.sampled_from([{"ok": True}, {"ok": False}, {}]) | NOISE,
+        "smoke": st.sampled_from([{"ok": True}, {"ok": False}, {"ok": False, "text": "!"}, {}]) | NOISE,
         "orphans": st.sampled_from([{"orphans": []}, {"orphans": [ORPHAN]}]) | NOISE,
         "memory": st.sampled_from([{"missing": 0}, {"missing": GIB, "owners": []}]) | NOISE,
         "wreck": NOISE,

@@ -54,7 +54,7 @@ def judge(evidence: Facts, *, done: list[Facts] | None = None, start_timeout: in
 B113 = [
     (900, "systemd", "VLLM::EngineCore", "/opt/hy3/venv/bin/python3", True),
     (901, "systemd", "VLLM::Worker_TP0", "/opt/hy3/venv/bin/python3", True),
-    (950, "systemd", "VLLM::EngineCore", "/home/x/other/bin/python3", False),
+    (950, "systemd", "VLLM::EngineCore", "/srv/other/venv/bin/python3", False),
     (960, "systemd", "vim notes-on-VLLM::EngineCore", "/usr/bin/vim", False),
 ]
 

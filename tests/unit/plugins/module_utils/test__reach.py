@@ -122,6 +122,17 @@ def test_server(serve: Serve, tcp: str, line: str) -> None:
         assert (answer.tcp, answer.banner) == (tcp, line)
 
 
+def test_a_flood_is_not_read_to_its_end() -> None:
+    def flood(connection: socket.socket) -> None:
+        while True:
+            connection.sendall(b"y" * 4096)
+
+    started = time.monotonic()
+    with listening(flood) as port:
+        assert ask_ssh("127.0.0.1", port, timeout=30).tcp == "other"
+    assert time.monotonic() - started < 20
+
+
 def test_a_closed_port() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

@@ -28,7 +28,9 @@ ARGUMENTS: dict[str, dict[str, t.Any]] = {
 }
 # Other ways to a node have no SSH server to ask.
 TRANSPORTS = ("ssh", "smart", "paramiko", "paramiko_ssh")
-DONE, STALLED, FAILED = "done", "stalled", "failed"
+DONE = "done"
+STALLED = "stalled"
+FAILED = "failed"
 # Seconds after which the same state is shown again.
 SILENCE = 30.0
 

@@ -39,6 +39,7 @@ FACTS = {
     "engine": {"hy3_engine"},
     "engine_patch": {"hy3_patches"},
     "bench": {"hy3_bench"},
+    "recover": {"hy3_recovery"},
     "report": {"hy3_report", "hy3_failure"},
 }
 # Stated per host, for role lab, which runs on the controller.

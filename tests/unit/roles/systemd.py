@@ -41,10 +41,12 @@ def pid_of(unit):
 
 def show(unit):
     pid, loaded = pid_of(unit), file_of(unit).exists()
-    state = "active" if pid else "inactive"
-    lines = [f"Id={{unit}}", "Description=x", f"LoadState={{'loaded' if loaded else 'not-found'}}"]
-    lines += [f"ActiveState={{state}}", "SubState=x", "Result=success", "ExecMainStatus=0", f"MainPID={{pid}}"]
-    return "\\n".join(lines + ["InvocationID=" + "0" * 32 * bool(pid), "NRestarts=0", "UnitFileState=static"])
+    asked = [word.partition("=")[2] for word in sys.argv if word.startswith("--property=")]
+    values = dict.fromkeys(",".join(asked).split(",") if asked else [], "")
+    values.update(Id=unit, Description="x", SubState="x", Result="success", ExecMainStatus=0, MainPID=pid, NRestarts=0)
+    values.update(LoadState="loaded" if loaded else "not-found", ActiveState="active" if pid else "inactive")
+    values.update(InvocationID="0" * 32 * bool(pid), UnitFileState="static")
+    return "\\n".join(f"{{name}}={{value}}" for name, value in values.items())
 
 
 def stop(unit):
@@ -60,10 +62,11 @@ def start(unit):
     text = file_of(unit).read_text()
     environment = dict(pair.split("=", 1) for pair in re.findall("^Environment=(.*)$", text, re.MULTILINE))
     command = re.search("^ExecStart=(.*)$", text, re.MULTILINE)[1].split()
-    process = subprocess.Popen(
-        command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    try:
+        process = subprocess.Popen(command, env=environment, start_new_session=True, **quiet)
+    except OSError as error:
+        sys.exit(f"Job for {{unit}} failed: {{error}}")
     (ROOT / NODE / (unit + ".pid")).write_text(str(process.pid))
     note("start", unit)
 

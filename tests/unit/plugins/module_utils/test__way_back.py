@@ -139,7 +139,8 @@ REFUSED: dict[str, tuple[dict[str, t.Any], dict[str, t.Any], str]] = {
         {"file": unit_file(NEW)},
         {},
         f"{RAY} on spark-1 does not run with what its file says, since a play was killed between writing and "
-        "restarting it, so there is nothing to keep; run serve_hy3 with the settings that run now, and then upgrade_hy3.",
+        "restarting it, so there is nothing to keep; run serve_hy3 with the settings that run now, and then "
+        "upgrade_hy3.",
     ),
     "another user": ({}, {"user": "ann"}, f"hy3_user is 'ann', and the engine that serves runs as 'hy3'; {WAY}"),
     "another checkpoint": (

@@ -38,6 +38,7 @@ FACTS = {
     "checkpoint": {"hy3_checkpoint"},
     "engine": {"hy3_engine"},
     "engine_patch": {"hy3_patches"},
+    "upgrade": {"hy3_upgrade"},
     "bench": {"hy3_bench"},
     "recover": {"hy3_recovery"},
     "report": {"hy3_report", "hy3_failure"},

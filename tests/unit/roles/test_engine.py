@@ -250,3 +250,12 @@ def test_an_own_venv_is_not_touched(node: Node) -> None:
     text = said(node.play([]))
     assert f"hy3_venv is {node.venv}, which on spark-1 has no bin/python that user" in text
     assert not node.venv.exists()
+
+
+def test_never_into_what_an_upgrade_goes_back_to(node: Node) -> None:
+    text = said(node.play(PINS, hy3_upgrade={"from": str(node.venv)}))
+    assert (
+        f"hy3_venv is {node.venv}, from which the engine on spark-1 was started, and installing {MISSING} there would "
+        f"leave nothing to go back to; set hy3_venv to another path, for instance {node.venv}-vllm-0.24.0."
+    ) in text
+    assert not node.venv.exists()

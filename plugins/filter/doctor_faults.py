@@ -93,7 +93,7 @@ def _engine(seen: Facts, address: str) -> list[tuple[str, str]]:
                 )
             )
     failures = [status.get("failure"), *(one["failure"] for one in engines), *kills]
-    faults += [("log", f"The log says {one['line'][:200]!r}: {one['cause']}; {one['fix']}.") for one in failures if one]
+    faults += [("log", _said(one)) for one in failures if one]
     for one in engines:
         joined = (one.get("arguments") or {}).get("node-ip-address")
         if one["kind"] == "raylet" and address and joined and joined != address:
@@ -108,6 +108,10 @@ def _engine(seen: Facts, address: str) -> list[tuple[str, str]]:
     if (status.get("ray") or {}).get("error"):
         faults.append(("ray", f"{status['ray']['error']}; read `journalctl -u hy3-ray` on the head."))
     return list(dict.fromkeys(faults))
+
+
+def _said(failure: Facts) -> str:
+    return f"The log says {failure['line'][:200]!r}: {failure['cause']}; {failure['fix']}."
 
 
 def _overwritten(change: Facts) -> tuple[str, str]:
@@ -174,6 +178,12 @@ def doctor_faults(seen: Facts, host: str, address: str) -> list[Fault]:
         found.append(("smoke", f"The endpoint did not answer as it must: {_message(smoke)}"))
     faults = [{"host": host, "severity": "error", "rule": rule, "sentence": text} for rule, text in found]
     faults += [{"host": host, "severity": how, "rule": rule, "sentence": text} for how, rule, text in _fabric(seen)]
+    told = {sentence for _rule, sentence in found}
+    for one in (seen.get("status") or {}).get("troubles") or []:
+        # What killed an engine is among the errors; the rest may be over.
+        text = f"{one['cause']} ({one['line'][:200]!r}); {one['fix']}."
+        if _said(one) not in told:
+            faults.append({"host": host, "severity": "warning", "rule": one["rule"], "sentence": text})
     for one in (seen.get("rules") or {}).get("findings") or []:
         if not one["allowed"]:
             text = f"{one['found']}, and {one['what']}; {one['fix']}."

@@ -22,7 +22,8 @@ _PHASE_MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("ready", re.compile(r"Starting vLLM server on|Application startup complete|fired up and ready to roll")),
 )
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# As a terminal gets them, and as syslog and less write the escape.
+_ANSI = re.compile(r"(?:\x1b|#033|\^\[)(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|\([A-Z0-9])")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 _SHARDS = re.compile(r"Loading (?:safetensors checkpoint|.*) shards:.*?(\d+)/(\d+)")
 _ENGINE = re.compile(r"Initializing a V\d LLM engine \(v([^)]+)\) with config: (.*)")

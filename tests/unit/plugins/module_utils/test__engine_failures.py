@@ -6,24 +6,23 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_failures import (
-    RULES,
     find_failure,
+    find_failures,
     find_kills,
     guards_command,
     kills_of_engines,
 )
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_log import clean_lines
-
-SHAPES = "RuntimeError: The size of tensor a (2048) must match the size of tensor b (4096) at non-singleton dimension 1"
-
-OOMD = (
-    "systemd-oomd[840]: Killed /user.slice/user-1000.slice/user@1000.service/app.slice/{} due to memory pressure for "
-    "/user.slice/user-1000.slice/user@1000.service being 61.10% > 50.00% for > 20s with reclaim activity"
+from ansible_collections.sparks.hy3.plugins.module_utils._log_lines import Line, merged, timed
+from ansible_collections.sparks.hy3.tests.unit.plugins.module_utils.failure_samples import (
+    EARLYOOM,
+    GLOBAL,
+    MEMCG,
+    OOMD,
+    SHAPES,
 )
-EARLYOOM = 'earlyoom[611]: sending SIG{} to process 4242 uid 1000 "{}": oom_score 1213, VmRSS 91120 MiB, cmdline "{}"'
-KERNEL = "kernel: oom-kill:constraint=CONSTRAINT_{}cpuset=/,mems_allowed=0,{}task_memcg={},task={},pid=7,uid=1000"
-MEMCG = KERNEL.format("MEMCG,", "oom_memcg=/hy3.slice,", "/hy3.slice/hy3-ray.service", "ray::RayWorkerW")
-GLOBAL = KERNEL.format("NONE,", "global_oom,", "/system.slice/hy3-serve.service", "VLLM::EngineCor")
+
+READY = "Starting vLLM server on http://127.0.0.1:8000"
 RAY = "Memory on the node (IP: 10.77.0.2, ID: 3f) where the task ran was 113.50GB / 119.70GB (0.948204), which exceeds"
 
 # (id, log, words of the cause, words of the way out)
@@ -216,14 +215,6 @@ def test_fatal_while_the_unit_still_runs(log: str, cause: str, fix: str) -> None
     assert fix in failure["fix"]
 
 
-def test_every_fatal_rule_has_a_case() -> None:
-    logs = [clean_lines(row[1])[-1] for row in TEST_FATAL]
-    assert [rule.pattern.pattern for rule in RULES if rule.fatal and not any(map(rule.pattern.search, logs))] == [
-        # Only ever seen as an echo of another failure; see test_root_cause.
-        r"Connection closed by (?:remote )?peer|ActorDiedError|EngineDeadError|EngineCore died"
-    ]
-
-
 # (id, log, words of the line that must be chosen)
 TEST_ROOT_CAUSE: list[tuple[str, str, str]] = [
     (
@@ -254,6 +245,41 @@ TEST_ROOT_CAUSE: list[tuple[str, str, str]] = [
         "waited-for-a-node-then-failed",
         "Waiting for creating a placement group of specs for 10 seconds.\n" + SHAPES,
         "2048",
+    ),
+    (
+        "B114: an error that no rule is about, before the connections that it cost",
+        "NCCL WARN Connection closed by remote peer\nValueError: heads not divisible\nray.exceptions.ActorDiedError: x",
+        "heads not divisible",
+    ),
+    (
+        "an error raised while another was handled is an echo",
+        "RuntimeError: cancelled\nDuring handling of the above exception, another exception occurred:\n"
+        'Traceback (most recent call last):\n  File "x.py", line 1, in shutdown\nAttributeError: no such thing',
+        "cancelled",
+    ),
+    (
+        "what NCCL says beside its general word",
+        "torch.distributed.DistBackendError: NCCL error in: x, unhandled system error (run with NCCL_DEBUG=INFO)\n"
+        "Last error:\nsocketProgress: Connection closed by remote peer spark-2<41877>",
+        "closed by remote peer",
+    ),
+    (
+        "the reason of a refused queue beside the general word",
+        "NCCL WARN Call to ibv_modify_qp failed with 22 Invalid argument, on dev rocep1s0f1:1\n"
+        "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO)",
+        "ibv_modify_qp",
+    ),
+    (
+        "a wait that ended, then the loss, then the generic word",
+        "RuntimeError: Engine core initialization failed.\nRuntimeError: cancelled\n"
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE)",
+        "Watchdog",
+    ),
+    (
+        "a killed rank before what NCCL and the head say of it",
+        "RuntimeError: cancelled\nWatchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE)\n"
+        + MEMCG,
+        "oom-kill",
     ),
     ("repeat-note-is-cut", SHAPES + " [repeated 2x across cluster]", "non-singleton dimension 1"),
 ]
@@ -318,9 +344,111 @@ def test_a_kill_is_nearer_to_the_root_than_its_echo() -> None:
 
 
 def test_guards_are_asked_in_one_command() -> None:
-    assert guards_command(5)[-6:] == [
-        *("--lines=5000", "SYSLOG_IDENTIFIER=systemd-oomd", "+", "SYSLOG_IDENTIFIER=earlyoom", "+", "_TRANSPORT=kernel")
+    command = guards_command(5)
+    assert command[-8:-1] == [
+        *(
+            "--lines=5000",
+            "SYSLOG_IDENTIFIER=systemd-oomd",
+            "+",
+            "SYSLOG_IDENTIFIER=earlyoom",
+            "+",
+            "_TRANSPORT=kernel",
+            "+",
+        )
     ]
+    assert command[-1].startswith("MESSAGE_ID=")
+    assert "--since=@5" in command
+
+
+# ---- Times, and whom a line is about
+
+
+def test_the_earliest_of_two_roots_is_the_reason_whatever_the_order_of_logs() -> None:
+    late = timed("1796064500.0 a vllm[1]: OSError: [Errno 28] No space left on device", now=0)
+    early = timed("1796064400.0 a kernel: mlx5_core 0000:01:00.1 enp1s0f1np1: Link down", now=0, source=True)
+    failures = find_failures(merged(late, early), stopped=True)
+    assert [(one["rule"], one["time"]) for one in failures] == [
+        ("link-down", 1796064400.0),
+        ("disk-full", 1796064500.0),
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "first"), [(1, "unknown"), (9, "cancelled")])
+def test_an_error_long_after_the_loss_is_an_echo(seconds: int, first: str) -> None:
+    lines = [Line("RuntimeError: cancelled", 100.0), Line("ValueError: something else", 100.0 + seconds)]
+    assert find_failures(lines, stopped=True)[0]["rule"] == first
+
+
+@pytest.mark.parametrize(("ago", "rules"), [(100, ["disk-full", "cancelled"]), (4000, ["cancelled"])])
+def test_what_an_engine_survived_long_before_its_end_does_not_count(ago: int, rules: list[str]) -> None:
+    lines = [Line(READY, 0.0), Line("OSError: [Errno 28] No space left on device", 5000.0 - ago)]
+    lines.append(Line("RuntimeError: cancelled", 5000.0))
+    assert [one["rule"] for one in find_failures(lines, stopped=True)] == rules
+
+
+# (id, log, the node that its first failure is about)
+TEST_ADDRESSES: list[tuple[str, str, str | None]] = [
+    (
+        "peer of NCCL",
+        "NCCL WARN socketProgress: Connection closed by remote peer spark-2.local<43211>",
+        "spark-2.local",
+    ),
+    ("peer of Gloo", "RuntimeError: [pair.cc:534] Connection closed by peer [10.77.0.2]:41877", "10.77.0.2"),
+    (
+        "peer, said by another node",
+        "(RayWorkerProc pid=9, ip=10.77.0.1) Connection closed by peer [10.77.0.2]:4",
+        "10.77.0.2",
+    ),
+    ("rank of another node", "(RayWorkerProc pid=9, ip=10.77.0.2) RuntimeError: can't start new thread", "10.77.0.2"),
+    (
+        "dead node",
+        "The node with node id: 0f and address: 10.77.0.2 and node name: x has been marked dead",
+        "10.77.0.2",
+    ),
+    (
+        "dead actor, on a later line",
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n\tclass_name: X\n\tip: 10.77.0.2",
+        "10.77.0.2",
+    ),
+    (
+        "an exception of a task, on an earlier line",
+        "ray.exceptions.RayTaskError(RuntimeError): ray::RayWorkerProc.f() (pid=9, ip=10.77.0.2, actor_id=1)\n  File x\n"
+        "RuntimeError: can't start new thread",
+        "10.77.0.2",
+    ),
+    (
+        "loopback is nobody",
+        "RuntimeError: Gloo connectFullMesh failed with Connection refused, remote=[127.0.0.1]:4",
+        None,
+    ),
+    ("says nothing", "RuntimeError: cancelled", None),
+]
+
+
+@pytest.mark.parametrize(
+    ("log", "address"), [row[1:] for row in TEST_ADDRESSES], ids=[row[0] for row in TEST_ADDRESSES]
+)
+def test_whom_a_line_is_about(log: str, address: str | None) -> None:
+    failure = find_failure(clean_lines(log), stopped=True)
+    assert failure is not None
+    assert failure["address"] == address
+
+
+def test_no_secret_leaves_with_a_line() -> None:
+    failure = find_failure(["vllm: error: unrecognized arguments: --api-key hush --foo HF_TOKEN=hush2"], stopped=True)
+    assert failure is not None
+    assert "hush" not in repr(failure)
+
+
+def test_at_most_eight_and_each_rule_once() -> None:
+    log = clean_lines(
+        "\n".join(
+            ["RuntimeError: cancelled"] * 3
+            + [f"OSError: [Errno {number}]" for number in (28, 30, 24, 98, 99, 12, 13, 113)]
+        )
+    )
+    rules = [one["rule"] for one in find_failures(log, stopped=True)]
+    assert (len(rules), len(set(rules))) == (8, 8)
 
 
 NEUTRAL = [
@@ -337,8 +465,6 @@ NEUTRAL = [
 def test_neutral_while_running(line: str) -> None:
     assert find_failure([line], stopped=False) is None
 
-
-READY = "Starting vLLM server on http://127.0.0.1:8000"
 
 # (id, log, stopped, is there a failure)
 TEST_READY: list[tuple[str, str, bool, bool]] = [

@@ -22,8 +22,9 @@ options:
     type: dict
     required: true
     description:
-      - The result of M(sparks.hy3.engine_status) by the node's name, best with O(sparks.hy3.engine_status#module:find_troubles).
-        That of a node that was not reached (C(unreachable), C(msg)) counts, too; an empty one does not.
+      - The result of M(sparks.hy3.engine_status) by the node's name, best with
+        O(sparks.hy3.engine_status#module:find_troubles). That of a node that was not reached (C(unreachable), C(msg))
+        counts, too; an empty one does not.
   head:
     type: str
     description: Name of the node of rank 0. What was written before its unit started does not count.

@@ -294,7 +294,7 @@ def _held(
     match = rule.pattern.match(message_of(without_repeat(text))) if rule.message else rule.pattern.search(text)
     if not match or (rule.unless and rule.unless.search(text)):
         return None
-    if rule.near and not any(map(rule.near.search, texts[max(0, index - _NEAR_LINES) : index + 1])):
+    if rule.near and not any(map(rule.near.search, texts[max(0, index - _NEAR_LINES) : index + 4])):
         return None
     if rule.when and (None in match.groupdict().values() or not rule.when(match.groupdict())):
         return None

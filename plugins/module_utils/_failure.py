@@ -44,9 +44,9 @@ class Rule:
 
     ``fatal``: the engine never recovers after this line. ``drafter``: only while the drafter loads (True) or while the
     main model does (False). ``engine``: not in a log of the other engine. ``near``: one of the lines shortly before
-    must match. ``unless``: the line must not match. ``when``: the groups must satisfy it. ``message``: the pattern is
-    held against what is left of a line without the prefixes of its writers, from its beginning. ``vague``: says
-    nothing once another rule of the same ``family`` has matched.
+    or right after must match. ``unless``: the line must not match. ``when``: the groups must satisfy it. ``message``:
+    the pattern is held against what is left of a line without the prefixes of its writers, from its beginning.
+    ``vague``: says nothing once another rule of the same ``family`` has matched.
     """
 
     id: str

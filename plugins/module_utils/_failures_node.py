@@ -133,8 +133,8 @@ NODE_RULES: tuple[Rule, ...] = (
     ),
     rule(
         "process-crashed",
-        r"(?:^|kernel: )(?:\[ *[\d.]+\] )?(?P<name>(?:(?!: )[^\[\]]){1,20}?)\[\d+\]: (?:segfault at|unhandled .{1,40}fault)"
-        r"(?:.*(?P<library> in [^\s\[]+))?",
+        r"(?:^|kernel: )(?:\[ *[\d.]+\] )?(?P<name>(?:(?!: )[^\[\]]){1,20}?)\[\d+\]: "
+        r"(?:segfault at|unhandled .{1,40}fault)(?:.*(?P<library> in [^\s\[]+))?",
         "{name} crashed{library}",
         "Look for a library that does not belong to this engine or driver: compare the packages of the nodes, and "
         "reinstall the engine where they differ",

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.sparks.hy3.plugins.module_utils._failure import SUSPECT, SYMPTOM, Rule, rule
+from ansible_collections.sparks.hy3.plugins.module_utils._failure import RECIPE, SUSPECT, SYMPTOM, Rule, rule
 
 _OPTIONS = "Take it out or spell it as this release does (hy3_engine_args; `--help=all` of the engine lists them)"
 
@@ -77,6 +77,15 @@ SETTINGS_RULES: tuple[Rule, ...] = (
         "vLLM's sampler wants flashinfer, which is not installed",
         "Install flashinfer or set VLLM_USE_FLASHINFER_SAMPLER=0 (hy3_engine_env)",
         "vLLM 0.24.0, reproduced",
+    ),
+    rule(
+        "flashinfer-import",
+        r"cannot import name '\w+' from '(?:cutlass|flashinfer)|No module named 'cutlass"
+        r"|module 'cutlass[\w.]*' has no attribute",
+        "flashinfer and nvidia-cutlass-dsl are of releases that do not fit (4.4.2 of the latter breaks its import)",
+        "Install both as the engine pins them (tag engine); to escape b12x serve with moe_backend marlin instead",
+        RECIPE,
+        fatal=False,
     ),
     rule(
         "no-module",

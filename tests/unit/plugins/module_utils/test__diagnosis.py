@@ -12,7 +12,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._diagnosis import diagn
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_failures import find_failures, find_troubles
 from ansible_collections.sparks.hy3.plugins.module_utils._log_lines import timed
 from ansible_collections.sparks.hy3.plugins.module_utils._memory import GIB
-from ansible_collections.sparks.hy3.tests.unit.plugins.module_utils.failure_samples import GLOBAL, MEMCG, NVRM, OOMD
+from ansible_collections.sparks.hy3.tests.unit.plugins.module_utils.failure_samples import GLOBAL, MEMCG, OOMD
 
 START = 1796064000
 ADDRESSES = {"spark-1": "10.77.0.1", "spark-2": "10.77.0.2"}
@@ -100,7 +100,11 @@ TEST_REASONS: list[tuple[str, dict[str, t.Any], dict[str, t.Any], str, str, str]
     (
         "the peer's driver found no memory",
         head(CANCELLED),
-        node(kernel=at(300, NVRM.removeprefix("kernel: "), "kernel")),
+        node(
+            kernel=at(
+                300, "NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)", "kernel"
+            )
+        ),
         *("spark-2", "gpu-memory-wedge", "was used up"),
     ),
     (

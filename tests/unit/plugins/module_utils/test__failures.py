@@ -50,7 +50,7 @@ FORMS: dict[str, t.Callable[[str], str]] = {
     "torchrun": before("[rank1]: "),
     "Compose": before("head-1  | "),
     "colours": lambda text: before("\x1b[36m(EngineCore pid=7)\x1b[0;0m \x1b[1;31m")(text) + "\x1b[0m",
-    "colours that syslog has escaped": lambda text: before("#033[36m(EngineCore pid=7)#033[0;0m ")(text),
+    "colours that syslog has escaped": before("#033[36m(EngineCore pid=7)#033[0;0m "),
     "Windows": lambda text: text.replace("\n", "\r\n") + "\r\n",
     "after a progress bar": lambda text: f"Loading:  50%|##   |\rLoading: 100%|####|\r{text}",
     "said by several": lambda text: text + "\x1b[32m [repeated 2x across cluster] (Ray deduplicates logs)\x1b[0m",

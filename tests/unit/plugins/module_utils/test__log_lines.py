@@ -50,7 +50,7 @@ def test_own_time(line: str, seconds: float | None) -> None:
         "Mär 03 11:02:09 spark-a hy3[4242]: ",
         "2026-12-01T11:02:09+0100 spark-a vllm[4242]: ",
         "2026-12-01T11:02:09.123456789Z stdout F ",
-        "(EngineCore pid=1118) (RayWorkerProc pid=1963, ip=10.77.0.2) (Worker_TP0 pid=1963) ERROR 12-01 07:32:58 [x.py:1] ",
+        "(EngineCore pid=1) (RayWorkerProc pid=9, ip=10.77.0.2) (Worker_TP0 pid=9) ERROR 12-01 07:32:58 [x.py:1] ",
         "(raylet) ",
         "(autoscaler +25s) ",
         "[2026-11-30 17:11:55 TP0 EP1] ",

@@ -96,7 +96,19 @@ _TRIGGERS = (
     *("exit code", "unique ip", "scheduled", "fulfil", "infeasible", "placement", "required", "exceeds", "available"),
     *("disk", "cancelled", "sigquit", "watchdog", "resolve", "service", "module", "operator", "deserial", "no space"),
     *("quota", "read-only", "too many", "thread", "permission", "hca", "bad_alloc", "capture", "driver", "ninja"),
-    *("python.h", "fp4 gemm", "gloo", "instruction", "retry", "unspecified", "versions", "not ready", "reserved"),
+    *(
+        "python.h",
+        "fp4 gemm",
+        "gloo",
+        "instruction",
+        "retry",
+        "unspecified",
+        "versions",
+        "not ready",
+        "unexpected",
+        "sigbus",
+        "sigsegv",
+    ),
 )
 # What quotes others or only reports progress: requests, arguments, access logs, tactics that a tuner skips.
 _QUOTES = re.compile(
@@ -104,6 +116,7 @@ _QUOTES = re.compile(
     r"|Received request \S+|GenerateReqInput\(|Receive: obj=|Finish: obj=|Generated response|prompt(?:_token_ids)?: "
     r"|\"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS) /\S* HTTP/|non-default args|server_args=|LLM engine \(v.*with config"
     r"|Namespace\(|Skipping tactic|\[Autotuner\]|is deprecated|DEBUG \d\d-\d\d "
+    r"|\[\d{4}-\d\d-\d\d [\d:,]+ [ID] \d+ \d+\]"
 )
 _DRAFTER = ("Loading drafter model", "hy_v3_mtp.py", "llm_base_proposer.py")
 _TARGET = "Starting to load model"

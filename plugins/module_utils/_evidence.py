@@ -73,7 +73,12 @@ def logs_since(places: t.Iterable[str], since: float | None, now: float) -> list
     earlier start may lie beside them. What is not there or cannot be read is left out.
     """
     files = [path for place in places for path in _files(Path(place), since)]
-    return [lines for path in files[:LOG_FILES] if (lines := timed(read_log(path), now=now))]
+    return [lines for path in files[:LOG_FILES] if (lines := _dated(timed(read_log(path), now=now), _age(path)))]
+
+
+def _dated(lines: list[Line], changed: float | None) -> list[Line]:
+    # A file whose lines have no times is at least no younger than its last change.
+    return [line if line.time is not None else line._replace(time=changed) for line in lines]
 
 
 def _files(place: Path, since: float | None) -> list[Path]:

@@ -271,6 +271,16 @@ DRIVER_RULES: tuple[Rule, ...] = (
         fatal=False,
     ),
     rule(
+        "crash",
+        r"Fatal Python error: (?P<why>Segmentation fault|Bus error)|\*\*\* (?P<signal>SIG(?:SEGV|BUS)) received"
+        r"|(?:^|[:\s])(?P<shell>Segmentation fault|Bus error)(?:\s|$)",
+        "A process crashed ({why}{signal}{shell})",
+        "Of a bus error: see that /dev/shm has room and the checkpoint is whole; else compare the packages of the "
+        "nodes and reinstall the engine where they differ",
+        "Python and Ray",
+        fatal=False,
+    ),
+    rule(
         "illegal-instruction-text",
         r"(?:^|[:\s])Illegal instruction(?:\s|$)",
         "A library is built for another processor than the node's",

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.sparks.hy3.plugins.module_utils._failure import RECIPE, SYMPTOM, Rule, rule
+from ansible_collections.sparks.hy3.plugins.module_utils._failure import RECIPE, SUSPECT, SYMPTOM, Rule, rule
 
 _DOCS = "https://docs.vllm.ai/en/latest/configuration/conserving_memory/"
 _FIELD_KV = "field case B107"
@@ -155,6 +155,16 @@ MEMORY_RULES: tuple[Rule, ...] = (
         unless=r"ibv_|NET/IB|skip",
         peers=True,
         fatal=False,
+    ),
+    rule(
+        "killed",
+        r"line \d+:\s+\d+ Killed\b|^Killed\s*$",
+        "A process was killed (SIGKILL), most often by the kernel for memory",
+        "Look at the kernel's log of that node",
+        "a shell",
+        kind=SUSPECT,
+        fatal=False,
+        peers=True,
     ),
     rule(
         "ray-spill",

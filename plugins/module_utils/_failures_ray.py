@@ -57,6 +57,20 @@ RAY_RULES: tuple[Rule, ...] = (
         "Ray",
     ),
     rule(
+        "ray-port",
+        r"Failed to start the grpc server\. The specified port is (?P<port>\d{1,5})",
+        "Ray's port {port} is taken on that node",
+        "End what listens there (`ss -ltnp` names it); a Ray or Redis of somebody else is not ours to stop",
+        "Ray, strings of 2.60.0",
+    ),
+    rule(
+        "ray-socket-path",
+        r"AF_UNIX path length cannot exceed|AF_UNIX path too long|socket path .{0,200} too long",
+        "Ray's directory has so long a name that its sockets do not fit below it",
+        "Start Ray with a short --temp-dir; ours is /var/lib/hy3/ray",
+        "Ray",
+    ),
+    rule(
         "ray-session",
         r"does not match persisted value|Session name \S+ does not match",
         "This node still belongs to an earlier Ray cluster",

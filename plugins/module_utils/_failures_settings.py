@@ -44,23 +44,28 @@ SETTINGS_RULES: tuple[Rule, ...] = (
         fatal=False,
     ),
     rule(
-        "port",
-        r"\[Errno 98\]|error while attempting to bind on address|Port \d+ is already in use|\b\w{1,40} at \d+ is not "
-        r"available"
-        r"|EADDRINUSE",
-        "The API port is taken by another process on the head",
-        "Stop that process or set hy3_api_port",
-        "uvicorn; SGLang",
-    ),
-    rule(
         "address",
-        r"\[Errno 99\]|Cannot assign requested address|EADDRNOTAVAIL",
-        "An address that the engine was given is not on this node: the fabric's interface lost it, or VLLM_HOST_IP "
-        "or the "
-        "API's host is another node's",
+        r"\[Errno 99\]|[Cc]annot assign requested address|EADDRNOTAVAIL",
+        "An address that the engine was given is not on this node: the fabric's interface lost it, or VLLM_HOST_IP or "
+        "the API's host is another node's",
         "See that `ip address` shows the node's fabric address; netplan brings it back",
         "Linux",
         fatal=False,
+    ),
+    rule(
+        "port",
+        r"\[Errno 98\]|error while attempting to bind on address|EADDRINUSE",
+        "The API port is taken by another process on the head",
+        "Stop that process or set hy3_api_port",
+        "uvicorn",
+        unless=r"\[Errno 13\]",
+    ),
+    rule(
+        "other-port",
+        r"\b(?P<name>\w{1,40}) at (?P<port>\d{1,5}) is not available|Port (?P<other>\d{1,5}) is already in use",
+        "A port that the ranks meet at is taken ({name} {port}{other}), most likely by an earlier engine",
+        "End that process (`ss -ltnp` names it), or wait until its memory and ports are free",
+        "SGLang wait_port_available",
     ),
     rule(
         "name",

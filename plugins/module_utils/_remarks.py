@@ -48,6 +48,13 @@ LINE_REMARKS: tuple[tuple[str, re.Pattern[str], str, str, str], ...] = (
         SGLANG_RECIPE + "; SGLang 0.5.14 to 0.5.23, read",
     ),
     (
+        "plasma-on-disk",
+        re.compile(r"object store is using \S+ instead of /dev/shm"),
+        "Ray's object store lies on a disk, because /dev/shm is too small or full",
+        "Enlarge /dev/shm (in a container --shm-size), or remove what earlier engines left there",
+        "Ray",
+    ),
+    (
         "import-hidden",
         re.compile(r"Ignore import error when loading \S*(?:hunyuan_v3|hy_v3)"),
         "The engine's Hy3 model file cannot be imported, which its registry hides",

@@ -38,6 +38,13 @@ def test_logs_of_this_start_and_of_the_newest_job(tmp_path: Path) -> None:
     assert len(logs_since([str(tmp_path)], since=None, now=10000)) == 6
 
 
+def test_lines_without_times_are_as_old_as_their_file(tmp_path: Path) -> None:
+    write(tmp_path, "nccl.77.log", 30, "no time\n[1970-01-02 00:00:00] one\nof it\n")
+    [lines] = logs_since([str(tmp_path)], since=0, now=10000)
+    assert lines[0].time == 9970
+    assert lines[1].time == lines[2].time != 9970
+
+
 def test_a_file_and_places_that_are_not_there(tmp_path: Path) -> None:
     write(tmp_path, "serve.log", 1, "x\r\ny")
     places = [str(tmp_path / "serve.log"), str(tmp_path / "none"), "/proc/1/mem\0", str(tmp_path / "serve.log/below")]

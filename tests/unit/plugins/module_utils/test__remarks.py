@@ -78,6 +78,7 @@ TEST_REMARKS: list[tuple[str, list[str], float, list[str]]] = [
         900,
         ["overwritten", "sockets"],
     ),
+    ("plasma", [READY, "WARNING: The object store is using /tmp instead of /dev/shm because"], 900, ["plasma-on-disk"]),
     ("RoCE", [READY, "NCCL INFO Using network IB"], 900, []),
 ]
 

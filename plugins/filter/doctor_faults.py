@@ -91,7 +91,7 @@ def _engine(seen: Facts, address: str) -> list[tuple[str, str]]:
             )
             faults.append(("unit", " ".join([state, *unit["remarks"]])))
     failures = [status.get("failure"), *(one["failure"] for one in engines), *kills]
-    faults += [("log", f"The log says {one['line'][:200]!r}: {one['cause']}; {one['fix']}.") for one in failures if one]
+    faults += [("log", _said(one)) for one in failures if one]
     for one in engines:
         joined = (one.get("arguments") or {}).get("node-ip-address")
         if one["kind"] == "raylet" and address and joined and joined != address:
@@ -112,6 +112,10 @@ def _restarted(seen: Facts) -> list[str]:
     """What there is to say of units that run."""
     units = ((seen.get("status") or {}).get("units") or {}).values()
     return [remark for unit in units if unit["active_state"] == "active" for remark in unit["remarks"]]
+
+
+def _said(failure: Facts) -> str:
+    return f"The log says {failure['line'][:200]!r}: {failure['cause']}; {failure['fix']}."
 
 
 def _overwritten(change: Facts) -> tuple[str, str]:
@@ -179,6 +183,12 @@ def doctor_faults(seen: Facts, host: str, address: str) -> list[Fault]:
     faults = [{"host": host, "severity": "error", "rule": rule, "sentence": text} for rule, text in found]
     faults += [{"host": host, "severity": "warning", "rule": "unit", "sentence": text} for text in _restarted(seen)]
     faults += [{"host": host, "severity": how, "rule": rule, "sentence": text} for how, rule, text in _fabric(seen)]
+    told = {sentence for _rule, sentence in found}
+    for one in (seen.get("status") or {}).get("troubles") or []:
+        # What killed an engine is among the errors; the rest may be over.
+        text = f"{one['cause']} ({one['line'][:200]!r}); {one['fix']}."
+        if _said(one) not in told:
+            faults.append({"host": host, "severity": "warning", "rule": one["rule"], "sentence": text})
     for one in (seen.get("rules") or {}).get("findings") or []:
         if not one["allowed"]:
             text = f"{one['found']}, and {one['what']}; {one['fix']}."

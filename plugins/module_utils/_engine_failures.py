@@ -2,385 +2,372 @@
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
-"""What went wrong, from an engine's log: the known failure lines as data, and the choice among those that match."""
+"""What went wrong, from the lines of an engine, a node and its guards: the choice among the failures that match.
+
+The known lines are data, in ``_failures_*.py``.
+"""
 
 from __future__ import annotations
 
 import re
 import typing as t
-from dataclasses import dataclass
 
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_log import phase_of, without_repeat
-
-_RECIPE = "recipe LibertAIDAI/Hy3-NVFP4 on two Sparks, troubleshooting"
-_MEMORY_DOCS = "https://docs.vllm.ai/en/latest/configuration/conserving_memory/"
-_RAY_MONITOR = "Ray's memory monitor; field case B30"
-_RAY_MONITOR_FIX = (
-    "Set RAY_memory_monitor_refresh_ms=0 in the environment of every `ray start` (hy3_engine_env; the raylet reads it, "
-    "not the driver), and start again"
+from ansible_collections.sparks.hy3.plugins.module_utils._engine_processes import without_secrets
+from ansible_collections.sparks.hy3.plugins.module_utils._failure import (
+    CONSEQUENCE,
+    KINDS,
+    SYMPTOM,
+    UNKNOWN,
+    Failure,
+    Rule,
 )
-
-# A lower number is nearer to the root. Peers of a failed rank report a lost connection, louder than the rank itself.
-ROOT, CONSEQUENCE, UNKNOWN, GENERIC = range(4)
-
-_DRAFTER = re.compile(r"Loading drafter model")
-
-
-class Failure(t.TypedDict):
-    """A diagnosis in sentences, the log line that it stands on, and whether the engine cannot come up any more."""
-
-    cause: str
-    fix: str
-    source: str
-    line: str
-    fatal: bool
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A known failure line. C(cause) and C(fix) may name the pattern's groups in braces.
-
-    C(fatal) means that the engine never recovers after this line; C(drafter) restricts the rule to lines after
-    (True) or before (False) the drafter's load began.
-    """
-
-    pattern: re.Pattern[str]
-    cause: str
-    fix: str
-    source: str
-    fatal: bool = True
-    drafter: bool | None = None
-    depth: int = ROOT
-
-
-def _rule(pattern: str, cause: str, fix: str, source: str, **more: t.Any) -> Rule:
-    return Rule(re.compile(pattern), cause, fix, source, **more)
-
-
-# Who kills for memory. None of them writes into the log of what it kills, which just seems to be gone.
-GUARD_RULES: tuple[Rule, ...] = (
-    _rule(
-        r"systemd-oomd(?:\[\d+\])?: Killed (?:\S*/)?(?P<unit>\S+) due to (?P<why>memory pressure|memory used|\S+)",
-        "systemd-oomd killed {unit} ({why})",
-        "Run the engine in a system unit, for a user's own systemd is watched for pressure (or set "
-        "ManagedOOMMemoryPressure=auto), and drop the page cache before a load",
-        "systemd-oomd, which leaves no kernel line; field case B41",
-    ),
-    _rule(
-        r"earlyoom(?:\[\d+\])?: .*?sending SIG(?:TERM|KILL) to process (?P<pid>\d+) (?:uid \d+ )?\"(?P<name>[^\"]*)\"",
-        "earlyoom killed {name} (process {pid}), because the node was short of memory",
-        "Lower what the engine may take of this node, or what else runs there",
-        "earlyoom",
-    ),
-    _rule(
-        r"oom-kill:constraint=CONSTRAINT_MEMCG\b.*?,task_memcg=(?:[^,]*/)?(?P<unit>[^,/]*),task=(?P<name>[^,]*),pid=",
-        "The kernel killed {name} in {unit}, which had reached its memory limit",
-        "Raise the cap of that unit if the node has the memory (hy3_memory), or lower what runs in it",
-        "the kernel's log",
-    ),
-    _rule(
-        r"oom-kill:constraint=.*?,task_memcg=(?:[^,]*/)?(?P<unit>[^,/]*),task=(?P<name>[^,]*),pid=",
-        "The kernel killed {name} in {unit}, because the node had no memory left",
-        "Lower what the engine may take of this node, or what else runs there",
-        "the kernel's log",
-    ),
+from ansible_collections.sparks.hy3.plugins.module_utils._failures_echoes import ECHO_RULES
+from ansible_collections.sparks.hy3.plugins.module_utils._failures_gpu import BACKEND_RULES, DRIVER_RULES
+from ansible_collections.sparks.hy3.plugins.module_utils._failures_load import FILE_RULES, SHAPE_RULES
+from ansible_collections.sparks.hy3.plugins.module_utils._failures_memory import MEMORY_RULES
+from ansible_collections.sparks.hy3.plugins.module_utils._failures_network import NETWORK_RULES
+from ansible_collections.sparks.hy3.plugins.module_utils._failures_node import (
+    ENGINE,
+    GUARD_RULES,
+    NODE_RULES,
+    OOM_PROCESS,
 )
-# Of journalctl: who writes such lines.
-_GUARDS = ("SYSLOG_IDENTIFIER=systemd-oomd", "SYSLOG_IDENTIFIER=earlyoom", "_TRANSPORT=kernel")
-_NEWEST_LINES = 5000
-# A control group or a process of an engine: what guards kill besides is no concern.
-_ENGINE = re.compile(r"hy3|vllm|sglang|raylet|gcs_server|EngineCore|pt_main_thread|\bray\b|\bray[-:_.]", re.IGNORECASE)
+from ansible_collections.sparks.hy3.plugins.module_utils._failures_ray import RAY_RULES
+from ansible_collections.sparks.hy3.plugins.module_utils._failures_settings import SETTINGS_RULES
+from ansible_collections.sparks.hy3.plugins.module_utils._log_lines import Line, message_of
 
 # The first rule that matches a line speaks for it, so the special ones stand before the general ones.
 RULES: tuple[Rule, ...] = (
     *GUARD_RULES,
-    _rule(
-        r"The size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)",
-        "The drafter's head was built {a} wide for a weight that is {b} wide: vLLM quantized the MTP head although the "
-        "checkpoint keeps lm_head unquantized",
-        "Apply patch P1 on every node (tag patch) and start again",
-        f"{_RECIPE}; vLLM pull request 42124 made the defect active in 0.23.0",
-        drafter=True,
+    *NODE_RULES,
+    *SHAPE_RULES,
+    *BACKEND_RULES,
+    *DRIVER_RULES,
+    *NETWORK_RULES,
+    *MEMORY_RULES,
+    *RAY_RULES,
+    *FILE_RULES,
+    *SETTINGS_RULES,
+    *ECHO_RULES,
+)
+
+# Of journalctl: who writes such lines; the message of systemd when a process of a unit was killed for memory.
+_GUARDS = (
+    *("SYSLOG_IDENTIFIER=systemd-oomd", "SYSLOG_IDENTIFIER=earlyoom", "_TRANSPORT=kernel"),
+    "MESSAGE_ID=fe6faa94e7774663a0da52717891d8ef",
+)
+_NEWEST_LINES = 5000
+# Each failure line has one of these in it, in any case. Most lines have none, and rules are many.
+_TRIGGERS = (
+    *("error", "fail", "except", "oom", "kill", "nvrm", "down", "mlx5", "i/o", "ext4", "xfs", "remount", "segfault"),
+    *("unhandled", "undefined", "opcode", "blocked for", "lock", "stall", "temperature", "thermal", "tensor", "nan"),
+    *("attempted", "not initialized", "divisible", "header", "not found", "no such", "not exist", "missing", "cannot"),
+    *(
+        "can't",
+        "couldn't",
+        "could not",
+        "invalid",
+        "repo id",
+        "offline",
+        "trust_remote",
+        "requires",
+        "support",
+        "match",
     ),
-    _rule(
-        r"The size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)",
-        "A layer of the main model was built {a} wide for a weight that is {b} wide, before the drafter was loaded: "
-        "the checkpoint's ignore list most likely lacks lm_head",
-        "Compare quantization_config.ignore in config.json (exclude_modules in hf_quant_config.json) with the "
-        "checkpoint's source; patch P1 cannot cure this",
-        "vLLM 0.24.0, ModelOpt loader, reproduced",
-        drafter=False,
+    *("recognize", "attribute", "unknown", "greater", "larger", "less than", "kernel image", "symbol", "arch", "ptx"),
+    *("nvcc", "insufficient", "too old", "no nvidia", "no cuda", "initialized", "compiled with", "illegal", "misalign"),
+    *("assert", "ibv_", "completion", "async", "gid", "no device", "interface", "unable", "mesh", "duplicate"),
+    *("truncated", "usage", "refused", "route", "unreach", "errno", "timed out", "timeout", "closed", "reset by"),
+    *(
+        "broken",
+        "0 bytes",
+        "remote",
+        "died",
+        "dead",
+        "crash",
+        "lost",
+        "memory",
+        "% full",
+        "authentic",
+        "already",
+        "persist",
     ),
-    _rule(
-        r"Free memory on device \S+ \((?P<free>[\d.]+)/(?P<all>[\d.]+) GiB\) on startup is less than .*?"
-        r"(?P<want>[\d.]+) GiB",
-        "Only {free} of {all} GiB are free on a node, and gpu_memory_utilization asks for {want} GiB",
-        "End what else uses memory there (a worker of an earlier start?), or lower gpu_memory_utilization below "
-        "{free}/{all}",
-        "vLLM request_memory; on a Spark it compares with MemAvailable",
-    ),
-    _rule(
-        r"Available memory on node \S+ \((?P<free>[\d.]+)/(?P<all>[\d.]+) GiB\) on startup is less than .*?"
-        r"(?P<want>[\d.]+) GiB",
-        "Only {free} of {all} GiB are free on a node, and gpu_memory_utilization asks for {want} GiB",
-        "End what else uses memory there, lower gpu_memory_utilization, or set VLLM_CPU_KVCACHE_SPACE",
-        "vLLM CPU worker",
-    ),
-    _rule(
-        r"max seq len \((?P<length>\d+)\), \((?P<need>[\d.]+) GiB KV cache is needed.*?\((?P<have>[\d.]+) GiB\)\."
-        r".*estimated maximum model length is (?P<fits>\d+)",
-        "One request of {length} tokens needs {need} GiB of KV cache and {have} GiB are left for it",
-        "Set max_model_len to at most {fits} (the engine's estimate) or free memory on the nodes",
-        _MEMORY_DOCS,
-    ),
-    _rule(
-        r"max seq len \((?P<length>\d+)\), \((?P<need>[\d.]+) GiB KV cache is needed.*?\((?P<have>[\d.]+) GiB\)",
-        "One request of {length} tokens needs {need} GiB of KV cache and {have} GiB are left for it",
-        "Lower max_model_len or free memory on the nodes",
-        _MEMORY_DOCS,
-    ),
-    _rule(
-        r"max seq len \((?P<length>\d+)\) is larger than the maximum number of tokens that can be stored in KV cache "
-        r"\((?P<fits>\d+)\)",
-        "The KV pool holds {fits} tokens and one request may have {length}",
-        "Set max_model_len to at most {fits} or free memory on the nodes",
-        _MEMORY_DOCS,
-    ),
-    _rule(
-        r"No available memory for the cache blocks|Available KV cache memory: (?P<have>-[\d.]+) GiB",
-        "Weights and activations leave no memory for the KV pool",
-        "Free memory on the nodes or lower max_num_batched_tokens; a higher gpu_memory_utilization only helps if the "
-        "node's memory budget allows it",
-        _MEMORY_DOCS,
-    ),
-    _rule(
-        r"cudaErrorNoKernelImageForDevice|no kernel image is available for execution",
-        "A kernel was not built for this GPU: flashinfer and CUTLASS FP4 MoE kernels have no code for sm_121",
-        "Serve with moe_backend marlin",
-        _RECIPE,
-    ),
-    _rule(
-        r"cudaErrorUnsupportedPtxVersion|PTX was compiled with an unsupported toolchain",
-        "The CUDA toolkit that compiled a kernel is newer than the driver",
-        "Match them: CUDA 13.0 with driver 580 is known to work",
-        _RECIPE,
-    ),
-    _rule(
-        r"ptxas\S* fatal\s*: Value '(?P<arch>sm_\w+)' is not defined",
-        "The ptxas that compiled a kernel does not know {arch}; Triton older than 3.6 brings one of CUDA 12.8",
-        "Set TRITON_PTXAS_PATH to /usr/local/cuda/bin/ptxas of CUDA 13.0 on every node (hy3_engine_env), or install an "
-        "engine whose torch brings Triton 3.6 or newer",
-        "Triton issue 8539; Triton wheels 3.5.1 and 3.6.0, read",
-    ),
-    _rule(
-        r"b12x fused MoE requires CUDA 13",
-        "The b12x MoE backend refuses a CUDA 12 build, and hangs in its compiler on CUDA 13 builds of that time",
-        "Serve with moe_backend marlin on a CUDA 13 build of vLLM",
-        _RECIPE,
-    ),
-    _rule(
-        r"moe_backend='(?P<backend>\w+)' is not supported for unquantized MoE",
-        "moe_backend {backend} was applied to an MoE layer that is not quantized, most likely the drafter's",
-        'Give the drafter its own: speculative_config {{"method": "mtp", "num_speculative_tokens": 1, '
-        '"moe_backend": "triton"}}',
-        "vLLM map_unquantized_backend, all versions",
-    ),
-    _rule(
-        r"(?P<kind>\w+) MoE backend '?(?P<backend>\w+)'? does not support",
-        "MoE backend {backend} ({kind}) does not support this GPU or this configuration",
-        "Serve with moe_backend marlin on a Spark: the flashinfer ones are gated to data-centre GPUs",
-        _RECIPE,
-    ),
-    _rule(
-        r"connectFullMesh.*127\.0\.0\.1",
-        "Gloo of one node offered 127.0.0.1 to the others",
-        "Set GLOO_SOCKET_IFNAME to the fabric interface and VLLM_HOST_IP to the node's fabric address on every node",
-        _RECIPE,
-    ),
-    _rule(
-        r"unhandled system error",
-        "NCCL could not open its RDMA connection; a GID index that is not this node's RoCE v2 row is the usual reason",
-        "Compare NCCL_IB_GID_INDEX and NCCL_IB_HCA of the workers with each node's GID table (sparks.hy3.roce_gid)",
-        _RECIPE,
-    ),
-    _rule(
-        r"Cannot provide a placement group|Required number of devices: |Current node has no GPU available",
-        "Ray has fewer GPUs to give than the tensor parallel size asks for",
-        "Check that every node has joined by its fabric address and that no earlier engine still holds its GPU",
-        "vLLM ray_utils",
-    ),
-    _rule(
-        r"The number of required \w+ exceeds the total number of available|Waiting for creating a placement group",
-        "Ray has fewer free GPUs than the tensor parallel size asks for, and vLLM waits for them",
-        "Check that every node has joined by its fabric address and that no earlier engine still holds its GPU",
-        "vLLM ray_utils",
-        fatal=False,
-        # vLLM goes on when the node joins late, so a later line tells more.
-        depth=CONSEQUENCE,
-    ),
-    _rule(
-        r"Total number of attention heads \((?P<heads>\d+)\) must be divisible by tensor parallel size \((?P<tp>\d+)\)",
-        "{heads} attention heads cannot be divided by {tp} ranks",
-        "Use 2 or 4 nodes, or a checkpoint that is padded for {tp}",
-        "vLLM ModelConfig.verify_with_parallel_config",
-    ),
-    _rule(
-        r"AssertionError: (?P<size>\d+) is not divisible by (?P<tp>\d+)",
-        "A dimension of {size} (120832 is the vocabulary) cannot be divided by {tp} ranks",
-        "Use 2 or 4 nodes, or a padded checkpoint and patch P3 for {tp}",
-        "vLLM pad_vocab_size, 0.19.1 to 0.33.0",
-    ),
-    _rule(
-        r"\[Errno 98\]|error while attempting to bind on address",
-        "The API port is taken by another process on the head",
-        "Stop that process or set hy3_api_port",
-        "uvicorn",
-    ),
-    _rule(
-        r"parser could not locate .*tokens? in the tokenizer",
-        "The parser's tokens are not in the tokenizer: this checkpoint writes them with a suffix",
-        'vLLM 0.25.0 and newer: set "token_suffix" in tokenizer_config.json; older: apply patch P2',
-        "vLLM hy_v3 parsers, 0.20.0 to 0.33.0",
-    ),
-    _rule(
-        r"KeyError: '(?P<name>[^']*shared_(?:experts|mlp)[^']*)'",
-        "The engine has no parameter for the shared expert's tensor {name}",
-        "A checkpoint with shared_experts names needs a rename; one whose ignore list names shared_mlp needs "
-        "vLLM 0.29.0 or newer, or patch P7",
-        "vLLM pull request 48682",
-    ),
-    _rule(
-        r"Ignore import error when loading \S*(?:hunyuan_v3|hy_v3)\S*: (?P<why>.*)",
-        "The engine's Hy3 model file cannot be imported: {why}",
-        "Revert the patches of that file (sparks.hy3.engine_patch) or reinstall the engine",
-        "model registries of SGLang and vLLM hide this error",
-    ),
-    _rule(
-        r"Model architectures .*HYV3.* are not supported",
-        "This engine does not know Hy3",
-        "Install vLLM 0.20.0 or newer",
-        "vLLM 0.20.0 is the first with HYV3ForCausalLM",
-    ),
-    _rule(
-        r"ModuleNotFoundError: No module named 'flashinfer",
-        "vLLM's sampler wants flashinfer, which is not installed",
-        "Install flashinfer or set VLLM_USE_FLASHINFER_SAMPLER=0 (hy3_engine_env)",
-        "vLLM 0.24.0, reproduced",
-    ),
-    # Ray's word for what its monitor did is the same class name as torch's.
-    _rule(
-        r"Memory on the node \(IP: (?P<node>[^,)\s]+)[^)]*\).*?was (?P<used>[\d.]+ ?GB) / (?P<all>[\d.]+ ?GB)",
-        "Ray's memory monitor killed a worker on {node} at {used} of {all}, page cache and GPU memory counted; the GPU "
-        "did not run out",
-        _RAY_MONITOR_FIX,
-        _RAY_MONITOR,
-    ),
-    _rule(
-        r"ray\.exceptions\.OutOfMemoryError|killed due to (?:the )?node running (?:low on|out of) memory"
-        r"|[Kk]illed due to memory pressure \(OOM\)",
-        "Ray's memory monitor killed a worker, because the node's memory with page cache and GPU memory passed its "
-        "threshold; the GPU did not run out",
-        _RAY_MONITOR_FIX,
-        _RAY_MONITOR,
-    ),
-    _rule(
-        r"CUDA out of memory|OutOfMemoryError",
-        "A rank ran out of GPU memory",
-        "Lower gpu_memory_utilization, max_model_len or max_num_batched_tokens, or free memory on that node",
-        _MEMORY_DOCS,
-    ),
-    _rule(
-        r"Could not find any running Ray instance",
-        "The engine could not reach the Ray cluster",
-        "Check hy3-ray.service on the head and RAY_ADDRESS of the engine",
-        "Ray",
-    ),
-    _rule(
-        r"RuntimeError: cancelled",
-        "The head lost a worker",
-        "Look at the memory and the log of the other nodes; a worker that ran out of memory is the usual reason: lower "
-        "max_model_len or the KV budget",
-        _RECIPE,
-        depth=CONSEQUENCE,
-    ),
-    _rule(
-        r"Connection closed by (?:remote )?peer|ActorDiedError|EngineDeadError|EngineCore died",
-        "A worker or the engine core ended, and the rest noticed",
-        "Look at the unit's log and the memory of the other nodes",
-        "vLLM and Ray",
-        depth=CONSEQUENCE,
-    ),
-    _rule(
-        r"Engine core initialization failed",
-        "The engine core failed to start, and the log names no reason that is known here",
-        "Read the log above this line for the first error",
-        "vLLM",
-        depth=GENERIC,
-    ),
-    _rule(
-        # At a line's start or after a log prefix only: "Failed to import … ImportError(…)" notes are harmless.
-        r"(?:^|[\])] )(?P<error>(?:\w+\.)*\w+(?:Error|Exception)): (?P<text>.+)",
-        "The engine raised {error}: {text}",
-        "Read the log around this line",
-        "no rule of this collection knows it",
-        fatal=False,
-        depth=UNKNOWN,
+    *("exit code", "unique ip", "scheduled", "fulfil", "infeasible", "placement", "required", "exceeds", "available"),
+    *("disk", "cancelled", "sigquit", "watchdog", "resolve", "service", "module", "operator", "deserial", "no space"),
+    *("quota", "read-only", "too many", "thread", "permission", "hca", "bad_alloc", "capture", "driver", "ninja"),
+    *(
+        "python.h",
+        "fp4 gemm",
+        "gloo",
+        "instruction",
+        "retry",
+        "unspecified",
+        "versions",
+        "not ready",
+        "unexpected",
+        "sigbus",
+        "sigsegv",
     ),
 )
+# What quotes others or only reports progress: requests, arguments, access logs, tactics that a tuner skips.
+_QUOTES = re.compile(
+    r"\d+%\|| it/s[\],]|\d+/\d+ \[\d\d:\d\d<|Completed \| \d+/\d+"
+    r"|Received request \S+|GenerateReqInput\(|Receive: obj=|Finish: obj=|Generated response|prompt(?:_token_ids)?: "
+    r"|\"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS) /\S* HTTP/|non-default args|server_args=|LLM engine \(v.*with config"
+    r"|Namespace\(|Skipping tactic|\[Autotuner\]|is deprecated|DEBUG \d\d-\d\d "
+    r"|\[\d{4}-\d\d-\d\d [\d:,]+ [ID] \d+ \d+\]"
+)
+_DRAFTER = ("Loading drafter model", "hy_v3_mtp.py", "llm_base_proposer.py")
+_TARGET = "Starting to load model"
+_SGLANG = re.compile(
+    r"server_args=|\bsglang\b|hunyuan_v3|Init torch distributed|Load weight (?:begin|end)|fused_moe_triton"
+)
+_VLLM = re.compile(r"\bvllm\b|\(EngineCore|\(APIServer|\(Worker|LLM engine \(v|hy_v3|Loading drafter model|\[core\.py:")
+_CHAINED = re.compile(r"During handling of the above exception|was the direct cause of the following exception")
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+_NEAR_LINES = 60
+# Seconds: an error so much later than the first lost connection is an echo of it, an error so long before the end of
+# an engine that has served was survived.
+_ECHO_AFTER = 3.0
+_LAST_WORDS = 1800.0
+_MOST = 8
+_CAUSE_CHARACTERS = 400
+_LINE_CHARACTERS = 600
+_READ_CHARACTERS = 2000
+# An engine names itself in its first lines and in each traceback.
+_FIRST_LINES = 400
+
+_ADDRESS = r"(?P<node>\d{1,3}(?:\.\d{1,3}){3}|[A-Za-z][\w.-]*)"
+# The other end first: what a rank says of its peer is about the peer.
+_NAMED = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"remote=\[{_ADDRESS}\]",
+        rf"[Cc]losed by (?:remote )?peer \[?{_ADDRESS}(?:[\]<:]|$)",
+        rf"\b(?:from|remote) peer {_ADDRESS}<",
+        rf"[Cc]onnect to {_ADDRESS}[<:]\d+",
+        rf"\(IP: {_ADDRESS}",
+        rf"at node \([^)]*IP: {_ADDRESS}",
+        rf"and address: {_ADDRESS}",
+        rf"Worker IP address: {_ADDRESS}",
+        rf"\bip[:=] ?\[?{_ADDRESS}",
+    )
+)
+_BEHIND = re.compile(rf"^\s*ip: \[?{_ADDRESS}|Worker IP address: {_ADDRESS.replace('node', 'worker')}")
+_BEFORE = re.compile(rf"RayTaskError\(.*\bip={_ADDRESS}")
+
+
+class _Match(t.NamedTuple):
+    kind: str
+    at: int
+    rule: Rule
+    groups: dict[str, str | None]
 
 
 def guards_command(since: int) -> list[str]:
-    """The command that prints what the guards of a node's memory wrote since then, in Unix seconds."""
-    command = ["journalctl", "--no-pager", "--quiet", "--all", "--output=short", f"--since=@{since}"]
+    """The command that prints what kernel and guards of a node's memory wrote since then, in Unix seconds."""
+    command = ["journalctl", "--no-pager", "--quiet", "--all", "--output=short-unix", f"--since=@{since}"]
     return [*command, f"--lines={_NEWEST_LINES}", *" + ".join(_GUARDS).split()]
 
 
-def kills_of_engines(lines: t.Iterable[str]) -> list[str]:
+# ---- What the node says
+
+
+def kills_of_engines(lines: t.Iterable[str | Line]) -> list[Line]:
     """Those of the guards' lines whose victim has an engine's name."""
-    return [line for line, victim in _kills(lines) if _ENGINE.search(victim)]
+    return [line for line, victim in _kills(lines) if ENGINE.search(victim)]
 
 
-def find_kills(lines: t.Iterable[str]) -> list[Failure]:
+def find_kills(lines: t.Iterable[str | Line]) -> list[Failure]:
     """A diagnosis for each victim of the guards that may have been an engine, each once.
 
     systemd-oomd names a control group only, and an engine that was started by hand may be in one of any name.
     """
-    may_be = [line for line, victim in _kills(lines) if _ENGINE.search(victim) or "systemd-oomd" in victim]
-    found = [find_failure([line], stopped=True) for line in may_be]
-    return list({one["cause"]: one for one in found if one}.values())
+    return _each_once(line for line, victim in _kills(lines) if ENGINE.search(victim) or "systemd-oomd" in victim)
 
 
-def _kills(lines: t.Iterable[str]) -> list[tuple[str, str]]:
+def find_troubles(lines: t.Iterable[str | Line]) -> list[Failure]:
+    """A diagnosis for all that kernel, driver and guards say of engines and of what they need, each once, in order."""
+    read = [_line(line) for line in lines]
+    killed = {line for line, victim in _kills(read) if ENGINE.search(victim)}
+    return _each_once(line for line in read if line in killed or _hurts(line.text))
+
+
+def _hurts(text: str) -> bool:
+    for rule in NODE_RULES:
+        if match := rule.pattern.search(text):
+            name = match.groupdict().get("name")
+            return name is None or bool(ENGINE.search(name))
+    return False
+
+
+def _each_once(lines: t.Iterable[Line]) -> list[Failure]:
+    found = [failure for line in lines for failure in find_failures([line], stopped=True)[:1]]
+    first: dict[str, Failure] = {}
+    for one in found:
+        first.setdefault(one["cause"], one)
+    return list(first.values())
+
+
+def _kills(lines: t.Iterable[str | Line]) -> list[tuple[Line, str]]:
     """The lines that tell of a kill, and what each says from the guard's name on."""
-    found = [(line, next(filter(None, (rule.pattern.search(line) for rule in GUARD_RULES)), None)) for line in lines]
-    return [(line, line[match.start() :]) for line, match in found if match]
+    found: list[tuple[Line, str]] = []
+    named: set[str] = set()
+    for line in map(_line, lines):
+        match = next(filter(None, (rule.pattern.search(line.text) for rule in GUARD_RULES)), None)
+        if match:
+            pid = re.search(r",pid=(\d+)", line.text)
+            named.add(pid[1] if pid else "")
+            found.append((line, line.text[match.start() :]))
+        elif (match := OOM_PROCESS.pattern.search(line.text)) and match["pid"] not in named:
+            found.append((line, match["name"]))
+    return found
 
 
-def find_failure(lines: t.Sequence[str], *, stopped: bool) -> Failure | None:
-    """The diagnosis of one start, or None.
+def _line(line: str | Line) -> Line:
+    line = line if isinstance(line, Line) else Line(line, None)
+    text = line.text
+    return line._replace(text=text[:-500][:_READ_CHARACTERS] + text[-500:]) if len(text) > _READ_CHARACTERS else line
 
-    While the engine runs, only fatal lines count, and none once it is ready (a request's error is not the engine's).
-    C(stopped) says that it ended by itself: then every match counts. Of several matches the one nearest to the root
-    is chosen, of those the earliest.
+
+# ---- What the engine says
+
+
+def find_failure(lines: t.Sequence[str | Line], *, stopped: bool) -> Failure | None:
+    """The first of :func:`find_failures`, or None."""
+    return next(iter(find_failures(lines, stopped=stopped)), None)
+
+
+def find_failures(lines: t.Sequence[str | Line], *, stopped: bool) -> list[Failure]:
+    """The diagnoses of one start, the root before its consequences, each rule once, of the same kind the earliest.
+
+    While the engine runs there are none without a fatal line, and none once it is ready (a request's error is not the
+    engine's). C(stopped) says that it ended by itself: then every match counts, of an engine that had been ready those
+    of its last half hour.
     """
-    if not stopped and phase_of(lines) == "ready":
+    read = [_line(line) for line in lines]
+    texts = [line.text for line in read]
+    ready = phase_of(texts) == "ready"
+    if ready and not stopped:
+        return []
+    times = [line.time for line in read if line.time is not None]
+    after = max(times) - _LAST_WORDS if ready and times else None
+    matches = _without_vague(list(_matches(read, after)))
+    if not matches or not (stopped or any(match.rule.fatal for match in matches)):
+        return []
+    first: dict[str, _Match] = {}
+    for match in sorted(matches, key=lambda one: (KINDS.index(one.kind), one.at)):
+        first.setdefault(match.rule.id, match)
+    return [_failure(match, read) for match in list(first.values())[:_MOST]]
+
+
+def _matches(read: t.Sequence[Line], after: float | None) -> t.Iterator[_Match]:
+    texts = [line.text for line in read]
+    other = _other_engine(texts)
+    rules = [rule for rule in (*RULES, OOM_PROCESS) if not rule.engine or rule.engine != other]
+    drafter: bool | None = None
+    lost: float | None = None
+    for index, line in enumerate(read):
+        text = line.text
+        if any(mark in text for mark in _DRAFTER):
+            drafter = True
+        elif drafter is None and _TARGET in text:
+            drafter = False
+        if after is not None and line.time is not None and line.time < after:
+            continue
+        small = text.lower()
+        if not any(word in small for word in _TRIGGERS) or _QUOTES.search(text):
+            continue
+        for rule in rules:
+            if (groups := _held(rule, text, texts, index, drafter)) is None:
+                continue
+            kind = rule.kind
+            if kind in (SYMPTOM, CONSEQUENCE):
+                lost = lost or line.time
+            elif kind == UNKNOWN and _echoes(texts, index, line.time, lost):
+                kind = KINDS[-1]
+            yield _Match(kind, index, rule, groups)
+            break
+
+
+def _other_engine(texts: t.Sequence[str]) -> str:
+    """The engine that this log is not of, empty if it may be of either."""
+    text = "\n".join([*texts[:_FIRST_LINES], *texts[-_FIRST_LINES:]])
+    sglang, vllm = bool(_SGLANG.search(text)), bool(_VLLM.search(text))
+    return "" if sglang == vllm else "vllm" if sglang else "sglang"
+
+
+def _held(
+    rule: Rule, text: str, texts: t.Sequence[str], index: int, drafter: bool | None
+) -> dict[str, str | None] | None:
+    """The groups of a rule that this line satisfies, or None."""
+    if rule.drafter is not None and rule.drafter is not drafter:
         return None
-    matches: list[tuple[int, int, Rule, re.Match[str]]] = []
-    drafter = False
-    for index, line in enumerate(lines):
-        drafter = drafter or bool(_DRAFTER.search(line))
-        for rule in RULES:
-            if rule.drafter in (None, drafter) and (match := rule.pattern.search(line)):
-                matches.append((rule.depth, index, rule, match))
-                break
-    fatal = any(rule.fatal for _depth, _index, rule, _match in matches)
-    if not matches or not (fatal or stopped):
+    match = rule.pattern.match(message_of(without_repeat(text))) if rule.message else rule.pattern.search(text)
+    if not match or (rule.unless and rule.unless.search(text)):
         return None
-    _depth, index, rule, match = min(matches, key=lambda found: found[:2])
+    if rule.near and not any(map(rule.near.search, texts[max(0, index - _NEAR_LINES) : index + 4])):
+        return None
+    if rule.when and (None in match.groupdict().values() or not rule.when(match.groupdict())):
+        return None
+    return match.groupdict()
+
+
+def _echoes(texts: t.Sequence[str], index: int, time: float | None, lost: float | None) -> bool:
+    """Whether an error that no rule is about follows from another one: raised while that was handled, or later."""
+    if time is not None and lost is not None and time > lost + _ECHO_AFTER:
+        return True
+    for before in range(index - 1, max(-1, index - _NEAR_LINES), -1):
+        if _CHAINED.search(texts[before]):
+            return True
+        if _TRACEBACK.search(texts[before]):
+            return before > 0 and bool(_CHAINED.search(texts[before - 1]))
+    return False
+
+
+def _without_vague(matches: t.Sequence[_Match]) -> list[_Match]:
+    exact = {match.rule.family for match in matches if match.rule.family and not match.rule.vague}
+    return [match for match in matches if not match.rule.vague or match.rule.family not in exact]
+
+
+def _failure(match: _Match, read: t.Sequence[Line]) -> Failure:
+    rule, line = match.rule, read[match.at]
+    # Braces of the log are text: str.format does not look into the values that it puts in.
+    cause = without_repeat(_filled(rule.cause, match.groups))
     return Failure(
-        cause=without_repeat(rule.cause.format(**match.groupdict())),
-        fix=rule.fix.format(**match.groupdict()),
+        rule=rule.id,
+        kind=match.kind,
+        cause=without_secrets(cause)[:_CAUSE_CHARACTERS].strip(" ."),
+        fix=_filled(rule.fix, match.groups),
         source=rule.source,
-        line=without_repeat(lines[index]).strip(),
-        fatal=fatal,
+        line=without_secrets(without_repeat(line.text).strip())[:_LINE_CHARACTERS],
+        fatal=rule.fatal,
+        peers=rule.peers,
+        address=_address(read, match.at),
+        time=line.time,
     )
+
+
+def _filled(sentence: str, groups: t.Mapping[str, str | None]) -> str:
+    """The sentence with the groups; of two side by side only one has matched, another that has not is unknown."""
+    pairs = set(re.findall(r"\{(\w+)\}(?=\{)|(?<=\})\{(\w+)\}", sentence))
+    beside = {name for pair in pairs for name in pair if name}
+    values = {name: value or ("" if name in beside else "?") for name, value in groups.items()}
+    return sentence.format(**values).replace(" ()", "").replace(" (?)", "")
+
+
+def _address(read: t.Sequence[Line], index: int) -> str | None:
+    """The node that a line is about: the peer that it names, else where it was raised."""
+    text = read[index].text
+    for pattern in _NAMED:
+        match = pattern.search(text)
+        if match and not match["node"].startswith(("127.", "0.")):
+            return match["node"].rstrip(".")
+    for line in read[index + 1 : index + 9]:
+        if match := _BEHIND.search(line.text):
+            return match["node"] or match["worker"]
+    for line in reversed(read[max(0, index - _NEAR_LINES) : index]):
+        if match := _BEFORE.search(line.text):
+            return match["node"]
+    return None

@@ -22,7 +22,8 @@ _PHASE_MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("ready", re.compile(r"Starting vLLM server on|Application startup complete|fired up and ready to roll")),
 )
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# As a terminal gets them, and as syslog and less write the escape.
+_ANSI = re.compile(r"(?:\x1b|#033|\^\[)(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|\([A-Z0-9])")
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 _SHARDS = re.compile(r"Loading (?:safetensors checkpoint|.*) shards:.*?(\d+)/(\d+)")
 _ENGINE = re.compile(r"Initializing a V\d LLM engine \(v([^)]+)\) with config: (.*)")
@@ -35,7 +36,7 @@ _KV_BLOCKS = re.compile(r"(?:cuda|GPU) blocks: (\d+)")
 _CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
 _SGLANG_CONTEXT = re.compile(r"max_total_num_tokens=(\d+).*\bcontext_len=(\d+)")
 _AVAILABLE = re.compile(r"Available KV cache memory: (-?[\d.]+) GiB")
-_WEIGHTS = re.compile(r"Model loading took ([\d.]+) GiB(?:.*? and ([\d.]+) seconds)?")
+_WEIGHTS = re.compile(r"(?:Model loading|[Ll]oading model weights) took ([\d.]+) Gi?B(?:.*? and ([\d.]+) seconds)?")
 _SGLANG_WEIGHTS = re.compile(r"Load weight end\..*?elapsed=([\d.]+) s.*mem usage=([\d.]+) GB")
 _READING = re.compile(r"Loading weights took ([\d.]+) seconds")
 _INIT = re.compile(r"init engine \(.*?\) took ([\d.]+) s")

@@ -89,12 +89,13 @@ def number(value: str) -> int | None:
 
 
 def journal_commands(invocation: str, *, started: int | None, now: int) -> list[list[str]]:
-    """The commands that print the log of one start (a unit's invocation), cleaned of everything but the messages.
+    """The commands that print the log of one start (a unit's invocation), each line with its time.
 
     The log of a serving engine grows with every request, so of a start (Unix seconds) longer ago than the boot window
     only that window and the newest lines are read.
     """
-    command = ["journalctl", "--no-pager", "--quiet", "--all", "--output=cat", f"_SYSTEMD_INVOCATION_ID={invocation}"]
+    command = ["journalctl", "--no-pager", "--quiet", "--all", "--output=short-unix"]
+    command.append(f"_SYSTEMD_INVOCATION_ID={invocation}")
     if started is None or now - started <= _BOOT_WINDOW:
         return [command]
     end = started + _BOOT_WINDOW

@@ -31,6 +31,13 @@ options:
       - Only the log of one start is read, by the unit's invocation id. Of a start longer than an hour ago, that
         first hour and the newest 2000 lines are read.
     type: str
+  log_places:
+    description:
+      - Files, or directories of logs of Ray or NCCL, whose text counts with that of O(log_unit) as far as they were
+        written to since its start. Of Ray's workers those of the newest job count.
+    type: list
+    elements: path
+    default: []
   environment:
     description:
       - Names of environment variables to report for each process, as it was started with.
@@ -42,6 +49,13 @@ options:
     description:
       - Look for engine processes (vLLM, SGLang, Ray) of any owner, however they were started, and read what their logs
         say. Secrets in their arguments and variables are masked.
+    type: bool
+    default: false
+  find_troubles:
+    description:
+      - Look for what ended an engine or this node from outside within a day. That is kills for memory by kernel,
+        systemd-oomd and earlyoom, failures of GPU, network adapter, link and disk in the kernel's log, also of the boot
+        before, units that ended for a reason, and memory that is short now.
     type: bool
     default: false
   api_url:
@@ -329,11 +343,30 @@ log:
       type: list
       elements: str
       returned: always
+    silent_s:
+      description: Seconds since the last line of the log, or null if no line has a time.
+      type: float
+      returned: always
+      sample: 12.5
 failure:
-  description: Why the engine does not come up or ended, or null.
+  description:
+    - Why the engine does not come up or ended, or null. The first of RV(failures).
+    - Filter P(sparks.hy3.cluster_diagnosis#filter) puts those of all nodes together.
   returned: always
   type: dict
   contains:
+    rule:
+      description: Id of the rule that knows the line; docs/diagnosis.md lists them.
+      type: str
+      returned: always
+      sample: drafter-packed
+    kind:
+      description:
+        - How near to the root it is. V(suspect) is a state that explains a loss, V(unknown) an error that no rule is
+          about; V(symptom), V(consequence) and V(generic) only follow from something else.
+      type: str
+      returned: always
+      choices: [root, suspect, unknown, symptom, consequence, generic]
     cause:
       description: What went wrong.
       type: str
@@ -354,6 +387,44 @@ failure:
       description: Whether an engine that logged this never comes up.
       type: bool
       returned: always
+    peers:
+      description: Whether the reason may lie on another node.
+      type: bool
+      returned: always
+    address:
+      description: Address or name of the node that the line is about, or null if it does not say.
+      type: str
+      returned: always
+      sample: 192.168.100.2
+    time:
+      description: When it was written, in Unix seconds, or null if that is not known.
+      type: float
+      returned: always
+      sample: 1796064460.123456
+failures:
+  description:
+    - All that the log says of why, at most eight, each as RV(failure); the root before its consequences, of each rule
+      the earliest.
+  returned: always
+  type: list
+  elements: dict
+  sample: []
+remarks:
+  description:
+    - What the log says that is no failure - an engine that waits, that has gone silent, or that drafts in vain -, with
+      C(rule), C(cause), C(fix), C(source) and C(line).
+  returned: always
+  type: list
+  elements: dict
+  sample: []
+troubles:
+  description:
+    - What ended an engine or the node from outside, each as RV(failure), in the order of their times, and then the
+      states of units and memory, which have none. Null without O(find_troubles).
+  returned: always
+  type: list
+  elements: dict
+  sample: []
 engines:
   description:
     - Engine processes of any owner, or null without O(find_engines).
@@ -437,7 +508,9 @@ engines:
       returned: always
       sample: [{variable: NCCL_IB_GID_INDEX, before: "6", after: "3", log: worker-1.out}]
     failure:
-      description: As RV(failure), from the log of a V(driver); null for others.
+      description:
+        - As RV(failure), from the last start in the log of a V(driver), or from the workers' logs of a V(raylet) that
+          has no living worker; null for others.
       type: dict
       returned: always
 kills:
@@ -510,10 +583,17 @@ ray:
       type: str
       returned: always
 memory:
-  description: The node's memory (C(MemTotal) and C(MemAvailable)) in bytes.
+  description:
+    - The node's memory and swap in bytes. C(pressure) is the percent of the last minute in which nothing could run for
+      want of memory, or null where the kernel does not tell.
   returned: always
   type: dict
-  sample: {total: 130663661568, available: 118111600640}
+  sample: {total: 130663661568, available: 118111600640, swap_total: 0, swap_free: 0, pressure: 0.0}
+booted:
+  description: When the node was booted, in Unix seconds, or null.
+  returned: always
+  type: int
+  sample: 1796000000
 """
 
 import time
@@ -523,13 +603,14 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_failures import (
-    Failure,
     find_failure,
+    find_failures,
     find_kills,
+    find_troubles,
     guards_command,
     kills_of_engines,
 )
-from ansible_collections.sparks.hy3.plugins.module_utils._engine_log import Facts, clean_lines, read_facts
+from ansible_collections.sparks.hy3.plugins.module_utils._engine_log import read_facts
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_processes import (
     EngineProcesses,
     changes_in,
@@ -537,6 +618,9 @@ from ansible_collections.sparks.hy3.plugins.module_utils._engine_processes impor
     read_log,
 )
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
+from ansible_collections.sparks.hy3.plugins.module_utils._evidence import logs_since, read_boot, read_memory
+from ansible_collections.sparks.hy3.plugins.module_utils._failure import Failure
+from ansible_collections.sparks.hy3.plugins.module_utils._log_lines import Line, last_start, merged, timed
 from ansible_collections.sparks.hy3.plugins.module_utils._members import (
     MembersError,
     membership_command,
@@ -548,11 +632,12 @@ from ansible_collections.sparks.hy3.plugins.module_utils._memory import (
     is_delegated,
     memory_limit,
     oom_kills,
-    parse_meminfo,
     swap_limit,
 )
 from ansible_collections.sparks.hy3.plugins.module_utils._metrics import Metrics, read_metrics
 from ansible_collections.sparks.hy3.plugins.module_utils._openai import Client, model_names
+from ansible_collections.sparks.hy3.plugins.module_utils._remarks import Remark, find_remarks, silence
+from ansible_collections.sparks.hy3.plugins.module_utils._unit_failures import memory_failure, unit_failure
 from ansible_collections.sparks.hy3.plugins.module_utils._units import (
     Processes,
     between_states,
@@ -640,39 +725,50 @@ class EngineStatus:
                 pass
         return {"memory_limit": None, "memory_delegated": False, "swap_limit": None}
 
-    def log(self, shown: dict[str, str]) -> tuple[Facts | None, Failure | None]:
-        invocation = shown.get("InvocationID")
+    def log(self, shown: dict[str, str]) -> tuple[dict[str, t.Any] | None, list[Failure], list[Remark]]:
+        """What the log of one start says, its failures with the root first, and what is worth knowing else."""
+        invocation, now = shown.get("InvocationID"), time.time()
         if not invocation:
-            return None, None
+            return None, [], []
         started = number(shown.get("InactiveExitTimestamp", ""))
-        commands = journal_commands(invocation, started=started, now=int(time.time()))
-        lines = [line for command in commands for line in clean_lines(self._run(command))]
-        facts = read_facts(lines)
+        commands = journal_commands(invocation, started=started, now=int(now))
+        lines = [line for command in commands for line in timed(self._run(command), now=now)]
+        lines = merged(lines, *logs_since(self.params["log_places"], started, now))
+        facts = read_facts([line.text for line in lines])
         stopped = shown.get("Result") not in ("success", None)
-        failure = find_failure(lines, stopped=stopped)
-        if failure or stopped:
+        failures = find_failures(lines, stopped=stopped)
+        if failures or stopped:
             # Who kills for memory writes elsewhere, and what the engine says then is the echo.
-            killed = kills_of_engines(self._guards(started or int(time.time()) - LOOK_BACK))
-            failure = find_failure([*killed, *lines], stopped=stopped)
-        if failure:
+            failures = find_failures(merged(kills_of_engines(self._guards(started)), lines), stopped=stopped)
+        if failures:
             facts["phase"] = "failed"
-        return facts, failure
+        remarks = find_remarks(lines, facts, now=now, running=shown["ActiveState"] == "active")
+        return {**facts, "silent_s": silence(lines, now)}, failures, remarks
 
-    def _guards(self, since: int) -> list[str]:
+    def _guards(self, since: int | None) -> list[Line]:
+        now = time.time()
         try:
-            return self._run(guards_command(since)).splitlines()
+            return timed(self._run(guards_command(since or int(now) - LOOK_BACK)), now=now, source=True)
         except Hy3Error:  # no journal, so nothing is known
             return []
 
     def kills(self) -> list[Failure] | None:
         if not self.params["find_engines"]:
             return None
-        return find_kills(self._guards(int(time.time()) - LOOK_BACK))
+        return find_kills(self._guards(None))
+
+    def troubles(self, units: dict[str, t.Any], memory: t.Mapping[str, t.Any]) -> list[Failure] | None:
+        """What kernel, guards, systemd and the memory of this node say, whatever the engine's log says."""
+        if not self.params["find_troubles"]:
+            return None
+        states = [unit_failure(name, unit) for name, unit in units.items()] + [memory_failure(memory)]
+        return find_troubles(self._guards(None)) + [one for one in states if one]
 
     def engines(self) -> list[dict[str, t.Any]] | None:
         if not self.params["find_engines"]:
             return None
-        found = EngineProcesses().find()
+        found, now = EngineProcesses().find(), time.time()
+        workers = any(one["kind"] == "worker" for one in found)
         read: dict[str, list[str]] = {}
         for one in found:
             place = one["invocation_id"] if one["log"] == "journal" else one["log"]
@@ -680,8 +776,10 @@ class EngineStatus:
                 read[place] = self._logs(place, journal=one["log"] == "journal")
             texts = read.get(place or "", [])
             one["changes"] = changes_in("\n".join(texts), log=one["log"]) if texts else None
-            lines = [line for text in texts for line in clean_lines(text)] if one["kind"] == "driver" else []
-            one["failure"] = find_failure(lines, stopped=False)
+            # A raylet's workers tell while none of them lives: what they write while they do is their driver's, too.
+            tells = one["kind"] == "driver" or (one["kind"] == "raylet" and not workers)
+            lines = merged(*(timed(text, now=now) for text in texts)) if tells else []
+            one["failure"] = find_failure(last_start(lines), stopped=False)
             del one["invocation_id"]
         return found
 
@@ -730,19 +828,24 @@ class EngineStatus:
         if log_unit and log_unit not in self.params["units"]:
             raise Hy3Error(f"log_unit {log_unit} is not in units: add it there")
         properties = self.properties()
-        log, failure = self.log(properties[log_unit]) if log_unit else (None, None)
+        log, failures, remarks = self.log(properties[log_unit]) if log_unit else (None, [], [])
         health, metrics = self.api()
-        memory = parse_meminfo(Path("/proc/meminfo").read_text(encoding="ascii"))
+        units = {name: self.unit(name, shown) for name, shown in properties.items()}
+        memory = read_memory()
         return {
-            "units": {name: self.unit(name, shown) for name, shown in properties.items()},
+            "units": units,
             "log": log,
-            "failure": failure,
+            "failure": failures[0] if failures else None,
+            "failures": failures,
+            "remarks": remarks,
+            "troubles": self.troubles(units, memory),
             "health": health,
             "metrics": metrics,
             "ray": self.ray(),
             "engines": self.engines(),
             "kills": self.kills(),
-            "memory": {"total": memory["MemTotal"], "available": memory["MemAvailable"]},
+            "memory": memory,
+            "booted": read_boot(),
         }
 
 
@@ -752,7 +855,9 @@ def main() -> None:
             "units": {"type": "list", "elements": "str", "default": []},
             "log_unit": {"type": "str"},
             "environment": {"type": "list", "elements": "str", "default": []},
+            "log_places": {"type": "list", "elements": "path", "default": []},
             "find_engines": {"type": "bool", "default": False},
+            "find_troubles": {"type": "bool", "default": False},
             "api_url": {"type": "str"},
             "api_key": {"type": "str", "no_log": True},
             "ray_python": {"type": "path"},

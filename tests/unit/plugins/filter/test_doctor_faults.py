@@ -184,6 +184,23 @@ def test_fault(over: Seen, severity: str, rule: str, words: str) -> None:
     assert words in fault["sentence"]
 
 
+TROUBLE = {
+    "rule": "link-down",
+    "line": "kernel: enp1s0f1np1: Link is Down",
+    "cause": "The link went down",
+    "fix": "Look",
+}
+
+
+def test_what_the_kernel_saw_is_a_warning_and_a_kill_an_error_said_once() -> None:
+    kill = TROUBLE | {"rule": "oom-node", "line": "kernel: oom-kill", "cause": "The kernel killed it"}
+    status = {**HEALTHY["status"], "troubles": [TROUBLE, kill]}
+    seen = {**HEALTHY, "status": status, "found": {"engines": [RAYLET], "kills": [kill]}}
+    faults = doctor_faults(seen, "spark-1", "10.77.0.1")
+    assert [(fault["severity"], fault["rule"]) for fault in faults] == [("error", "log"), ("warning", "link-down")]
+    assert faults[1]["sentence"] == "The link went down ('kernel: enp1s0f1np1: Link is Down'); Look."
+
+
 def test_what_is_allowed_is_no_fault() -> None:
     assert doctor_faults({**HEALTHY, "rules": {"findings": [{**FINDING, "allowed": True}]}}, "spark-1", "") == []
 

@@ -67,11 +67,15 @@ class Node:
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
         return str(path)
 
-    def systemd(self, *units: dict[str, str], journal: str = "") -> None:
+    def systemd(self, *units: dict[str, str], journal: str = "", kernel: str = "") -> None:
         shown = "\n\n".join("\n".join(f"{name}={value}" for name, value in unit.items()) for unit in units)
         self.program("systemctl", f"print({shown!r})")
-        # Prints the log only for the invocation that the unit names.
-        self.program("journalctl", f"print({journal!r} if '_SYSTEMD_INVOCATION_ID={INVOCATION}' in sys.argv else '')")
+        # Prints the log only for the invocation that the unit names, and the kernel's only to who asks for that.
+        self.program(
+            "journalctl",
+            f"print({journal!r} if '_SYSTEMD_INVOCATION_ID={INVOCATION}' in sys.argv else "
+            f"{kernel!r} if '_TRANSPORT=kernel' in sys.argv else '')",
+        )
 
     def status(self, **arguments: t.Any) -> dict[str, t.Any]:
         with patch_module_args(arguments), pytest.raises(SystemExit):
@@ -144,6 +148,58 @@ def test_diagnosis(node: Node, unit: dict[str, str], fix: str) -> None:
     result = node.status(units=[SERVE], log_unit=SERVE)
     assert fix in result["failure"]["fix"]
     assert result["log"]["phase"] == "failed"
+
+
+KILL = (
+    "1796064470.000001 spark-2 kernel: oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),global_oom,"
+    "task_memcg=/hy3.slice/hy3-serve.service,task=VLLM::EngineCor,pid=7,uid=1000"
+)
+LOST = """\
+1796064480.5 spark-1 vllm[42]: (EngineCore pid=7) ERROR 11-30 17:11:55 [core.py:1231] RuntimeError: cancelled
+1796064481.5 spark-1 vllm[42]: RuntimeError: Engine core initialization failed. See root cause above.
+"""
+FAILED = {"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}
+
+
+def test_failures_with_their_times_and_the_root_first(node: Node) -> None:
+    node.systemd(DEPLOYED | FAILED, journal=LOST, kernel=KILL)
+    result = node.status(units=[SERVE], log_unit=SERVE)
+    assert [(one["rule"], one["kind"], one["time"]) for one in result["failures"]] == [
+        ("oom-node", "root", 1796064470.000001),
+        ("cancelled", "consequence", 1796064480.5),
+        ("engine-failed", "generic", 1796064481.5),
+    ]
+    assert result["failure"] == result["failures"][0]
+    assert result["failures"][1]["peers"]
+    assert result["log"]["tail"][0].startswith("(EngineCore pid=7) ERROR")
+    assert result["log"]["silent_s"] >= 0
+
+
+def test_troubles_of_the_node_and_its_units(node: Node) -> None:
+    node.systemd(DEPLOYED | {"Result": "oom-kill", "ActiveState": "failed"}, kernel=KILL)
+    assert node.status(units=[SERVE])["troubles"] is None
+    rules = [one["rule"] for one in node.status(units=[SERVE], find_troubles=True)["troubles"]]
+    assert rules[:2] == ["oom-node", "unit-oom-kill"]
+
+
+def test_logs_beside_the_journal(node: Node, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    said = "[2026-12-01 11:02:09] spark-1:1:1 [0] NCCL WARN Call to ibv_modify_qp failed with 22 Invalid argument\n"
+    (logs / "nccl.7.log").write_text(said)
+    journal = "1796064480.5 spark-1 vllm[42]: RuntimeError: NCCL error: unhandled system error"
+    node.systemd(DEPLOYED | FAILED | {"InactiveExitTimestamp": "@5"}, journal=journal)
+    assert node.status(units=[SERVE], log_unit=SERVE)["failure"]["rule"] == "nccl-system"
+    result = node.status(units=[SERVE], log_unit=SERVE, log_places=[str(logs), str(tmp_path / "none")])
+    assert result["failure"]["rule"] == "qp-refused"
+
+
+def test_what_is_no_failure(node: Node) -> None:
+    journal = "1796064480.5 spark-1 vllm[42]: No available shared memory broadcast block found in 60 seconds."
+    node.systemd(DEPLOYED, journal=journal)
+    result = node.status(units=[SERVE], log_unit=SERVE)
+    assert [one["rule"] for one in result["remarks"]] == ["waits-for-rank"]
+    assert (result["failure"], result["failures"]) == (None, [])
 
 
 def test_healthy_log(node: Node) -> None:

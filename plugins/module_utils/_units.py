@@ -141,8 +141,8 @@ def of_another_cluster(
 ) -> t.Iterator[tuple[str, str, str]]:
     """Name, role and cluster of each unit that runs for another cluster than ``cluster``, by its description.
 
-    With ``enabled`` also of one that rests, but would start with the node. With ``installed`` of any that rests, unless a
-    unit is here for ``cluster``: then the node was taken over, and the other cluster's is what that one left.
+    With ``enabled`` also of one that rests, but would start with the node. With ``installed`` of any that rests, unless
+    a unit is here for ``cluster``: then the node was taken over, and the other cluster's is what that one left.
     """
     # As the roles write it into the descriptions of their units.
     said = {name: unit["description"].partition(" of cluster ") for name, unit in units.items()}

@@ -114,6 +114,8 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
+
+
 def power_off(node: str) -> None:
     """Cut a node's power: everything on it is killed, and its peers hear nothing. Its disk stays."""
     run("/usr/bin/python3", str(LAB / "files/lab_node.py"), "stop", node)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import pytest
 from ansible_collections.sparks.hy3.plugins.filter.other_cluster import other_cluster
 
-# Description, state (enabled too, or not): whether the inventory of cluster `west` does not stop it, and does not remove it.
+# Description, state (enabled too, or not): whether the inventory of cluster `west` does not stop it, and whether it
+# does not remove it.
 UNITS: dict[str, tuple[str, str, bool, bool]] = {
     "its own": ("Hy3: vLLM with profile tiny_lab of cluster west", "active", False, False),
     "another's": ("Hy3: vLLM with profile tiny_lab of cluster east", "active", True, True),
@@ -18,7 +19,7 @@ UNITS: dict[str, tuple[str, str, bool, bool]] = {
     "its own that would start": ("Hy3: Ray head of cluster west", "inactive enabled", False, False),
     "another's that was stopped": ("Hy3: Ray head of cluster east", "inactive", False, True),
     "another's that failed": ("Hy3: Ray head of cluster east", "failed", False, True),
-    "another's that failed and would start with the node": ("Hy3: Ray head of cluster east", "failed enabled", True, True),
+    "another's that failed and would start": ("Hy3: Ray head of cluster east", "failed enabled", True, True),
     "another's that would start with the node": ("Hy3: Ray head of cluster east", "inactive enabled", True, True),
     "names no cluster": ("hy3-serve.service", "active", False, False),
     "is not there": ("hy3-serve.service", "inactive", False, False),

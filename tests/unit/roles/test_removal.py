@@ -70,7 +70,7 @@ MAKES_NOTHING = {
     *("ansible.builtin.uri", "ansible.builtin.wait_for"),
     # They wait, ask or measure; what they write meanwhile they take away themselves.
     *("sparks.hy3.chat_smoke", "sparks.hy3.engine_bench", "sparks.hy3.page_cache", "sparks.hy3.paths_absent"),
-    *("sparks.hy3.serve_wait", "sparks.hy3.transfer_wait"),
+    *("sparks.hy3.engine_orphans", "sparks.hy3.serve_wait", "sparks.hy3.ssh_probe", "sparks.hy3.transfer_wait"),
 }
 # Of a command that changes something, by how it begins.
 COMMANDS: dict[str, list[str]] = {
@@ -99,7 +99,11 @@ STAYS = {
 
 
 # What goes although no role makes it here, and why.
-MADE_BY_NONE = {"/run/hy3-firewall": "all units go by one rule, and this one has no runtime directory"}
+MADE_BY_NONE = {
+    "/run/hy3-firewall": "all units go by one rule, and this one has no runtime directory",
+    "/etc/systemd/system/sshd.service.d": "sshd has one of two names, and both are looked for",
+    "/etc/systemd/system/sshd.service.d/50-hy3-guard.conf": "the same",
+}
 
 
 class Made(t.NamedTuple):

@@ -35,7 +35,7 @@ def test_the_ports_are_those_of_the_roles() -> None:
     plan = yaml.safe_load((ROOT / "roles/profile/vars/main.yml").read_text())["__hy3_profile_derived"]
     ray = dict(plan["ray_ports"])
     ours = set(range(ray.pop("min-worker-port"), ray.pop("max-worker-port") + 1))
-    ours |= {*ray.values(), *plan["ray_head_ports"].values(), plan["ray_port"], plan["rank_port"]}
+    ours |= {*ray.values(), *plan["ray_head_ports"].values(), plan["ray_port"], plan["rank_port"], plan["tie_port"]}
     ours.add(yaml.safe_load((ROOT / "roles/checkpoint/vars/main.yml").read_text())["__hy3_checkpoint_port"])
     assert ports(first_cells("Ports")) == ours | OTHERS
 

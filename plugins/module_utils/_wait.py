@@ -121,7 +121,8 @@ def _end(status: t.Mapping[str, t.Any], goal: Goal) -> str | None:
     # A unit that waits for its head or its fabric restarts without having counted: only a grown count tells.
     restarts = unit["n_restarts"] - goal.restarts
     if restarts > 0:
-        return f"{goal.unit} ended and was restarted {_times(restarts)}{_why(failure)}"
+        before = next(iter(status.get("failures_before") or []), None)
+        return f"{goal.unit} ended and was restarted {_times(restarts)}{_why(failure or before)}"
     if unit["active_state"] in ("failed", "inactive"):
         result = f"result {unit['result']}, exit status {unit['exec_main_status']}"
         return f"{goal.unit} is {unit['active_state']} ({result}){_why(failure)}"

@@ -11,10 +11,10 @@ export LC_ALL := C.UTF-8
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint unit integration sanity molecule test-vm test-wheels test-sglang test-cuda-wheel pack-gpu bench lab-up lab-down clean-lab
+.PHONY: help demo test test-all lint unit integration sanity molecule molecule-tp3 molecule-sglang test-vm test-wheels test-sglang test-cuda-wheel test-faults test-faults-rest test-faults-all faults-page pack-gpu bench lab-up lab-down clean-lab
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(VENV)/controller: requirements/controller.txt
 	$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update -q; apt-get install -y -q python3-venv; }
@@ -29,9 +29,9 @@ $(VENV)/test: requirements/test.txt $(VENV)/controller
 demo: lab-up ## Boot two nodes on this machine and serve a tiny Hy3 on them
 	ansible-playbook playbooks/serve-hy3.yml -i $(LAB)
 
-test: lint molecule unit ## What a change must pass (at most 35 minutes)
+test: lint molecule test-faults unit ## What a change must pass (at most 35 minutes)
 
-test-all: lint sanity molecule test-vm test-wheels test-sglang bench integration unit ## Everything: before an issue ends
+test-all: lint sanity molecule molecule-tp3 molecule-sglang test-faults test-vm test-wheels test-sglang test-faults-rest bench integration unit ## Everything: before an issue ends
 
 lint: $(VENV)/test ## ruff, mypy, yamllint, ansible-lint
 	ruff check .
@@ -50,12 +50,35 @@ integration: $(VENV)/test lab-up ## Real wheels, real engine, kills; FILES selec
 	    pytest $$file && $(PYTHON) tests/changed.py --passed $$file || failed="$$failed $$file"; \
 	done; if [ "$$failed" ]; then echo "Failed:$$failed"; exit 1; fi
 
-molecule: $(VENV)/test lab-up ## Converge, idempotence and verify on the lab
+molecule: SCENARIOS ?= default mp checkpoint patch
+molecule: $(VENV)/test lab-up ## Converge, idempotence and verify on the lab; SCENARIOS selects some
 	# Molecule remembers by the name of this directory that nodes are prepared, and skips it on nodes that are made anew.
-	for scenario in default mp checkpoint patch; do \
+	for scenario in $(SCENARIOS); do \
 	    molecule --base-config molecule/config.yml reset --scenario-name $$scenario || exit 1; \
 	    molecule --base-config molecule/config.yml test --scenario-name $$scenario || exit 1; \
 	done
+
+molecule-tp3: ## The same with three nodes and a padded checkpoint
+	$(MAKE) molecule SCENARIOS=tp3
+	$(PYTHON) tests/changed.py --passed $@
+
+molecule-sglang: ## The same with SGLang on two nodes: as it must be, without patch P4, without a rank (3 GB, fetched once)
+	$(MAKE) molecule SCENARIOS=sglang
+	$(PYTHON) tests/changed.py --passed $@
+
+test-faults: $(VENV)/test lab-up ## Eight faults on the lab, in a table: kills, reboots, a frozen node, a cut link (at most 15 minutes)
+	pytest tests/faults/test_eight.py
+
+test-faults-rest: $(VENV)/test lab-up ## The other faults, in a table: power, MTU, GIDs, disk, log, venv, two plays
+	pytest tests/faults/test_rest.py
+	$(PYTHON) tests/changed.py --passed test-faults-rest
+
+test-faults-all: test-faults-rest ## The other faults, and plays that are killed in each role
+	pytest tests/integration/test_kill.py --junit-xml=reports/faults/kills.xml
+	$(PYTHON) tests/changed.py --passed tests/integration/test_kill.py
+
+faults-page: $(VENV)/test ## Write the tables of the newest runs into docs/faults.md
+	PYTHONPATH=.collections $(BIN)/python -m ansible_collections.sparks.hy3.tests.faults.page
 
 sanity: ## ansible-test on two versions of ansible-core, Galaxy's importer, all documentation
 	$(PYTHON) tests/official/run.py

@@ -25,21 +25,25 @@ COMMON = ["requirements", "ansible.cfg", "pyproject.toml"]
 # What two suites use of others.
 SHARED = ("tests/wheels/released.py", "tests/unit/plugins/modules/module_runner.py")
 PULL_NODES = "tests/unit/plugins/modules/pull_nodes.py"
-# What the virtual machine runs.
-NODE_SIDE = ("errors", "memory", "page_cache", "roce")
+# What the virtual machine runs, and what reads the words of its systemd-oomd.
+NODE_SIDE = ("errors", "memory", "page_cache", "roce", "engine_failures", "engine_log")
 # What sanity exports: each file can be found fault with, also a page. Not the link to itself, nor what a suite that
 # passes writes.
 TREE = [".", ":!.collections", f":!{RECORD}"]
-# Paths that git knows, by the suite whose outcome depends on them.
+INTEGRATION = "tests/integration"
+PLAYS = ["plugins", "roles", "playbooks", "inventories"]
+# Paths that git knows, by the suite whose outcome depends on them. The eight faults of `make test` run each time.
 INPUTS = {
-    "test-vm": [*COMMON, *(f"plugins/module_utils/_{name}.py" for name in NODE_SIDE), "tests/vm"],
+    "test-vm": [*COMMON, *(f"plugins/module_utils/_{name}.py" for name in NODE_SIDE), "roles/guard/files", "tests/vm"],
     "test-wheels": [*COMMON, "plugins/module_utils/_patch", "plugins/modules/engine_patch.py", "tests/wheels"],
     "test-sglang": [*COMMON, "plugins", "roles", "inventories", "tests/sglang", "tests/unit/roles", *SHARED],
+    "molecule-tp3": [*COMMON, *PLAYS, "molecule/config.yml", "molecule/tp3"],
+    "molecule-sglang": [*COMMON, *PLAYS, "molecule/config.yml", "molecule/sglang", "tests/sglang"],
+    "test-faults-rest": [*COMMON, *PLAYS, "tests/faults", f"{INTEGRATION}/lab.py"],
 }
-INTEGRATION = "tests/integration"
 # Builds the collection, which galaxy.yml keeps two folders out of.
 INSTALL = f"{INTEGRATION}/test_install.py"
-OF_EACH_FILE = [*COMMON, "plugins", "roles", "playbooks", "inventories", *SHARED, PULL_NODES]
+OF_EACH_FILE = [*COMMON, *PLAYS, *SHARED, PULL_NODES]
 
 
 def git(root: Path, *arguments: str) -> str:

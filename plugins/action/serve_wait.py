@@ -42,7 +42,7 @@ class ActionModule(ActionBase):
         _validation, arguments = self.validate_argument_spec(argument_spec=ARGUMENTS)
         task_vars = task_vars or {}
         if self._task.check_mode:
-            return {"changed": False, "elapsed_s": 0.0, "phases": [], "log": None, "failure": None}
+            return {"changed": False, "elapsed_s": 0.0, "phases": [], "log": None, "failure": None, "ended": False}
         started = time.monotonic()
         progress = Progress(task_vars.get("inventory_hostname", "node"))
         goal: Goal | None = None
@@ -85,5 +85,6 @@ class ActionModule(ActionBase):
             "phases": progress.phases,
             "log": status["log"],
             "failure": status["failure"],
+            "ended": isinstance(step, Failed) and step.ended,
         }
         return result | ({"failed": True, "msg": step.reason} if isinstance(step, Failed) else {})

@@ -85,13 +85,11 @@ def _engine(seen: Facts, address: str) -> list[tuple[str, str]]:
     for name, unit in (status.get("units") or {}).items():
         rests = unit["active_state"] == "inactive" and name in (seen.get("elsewhere") or [])
         if unit["load_state"] != "not-found" and unit["active_state"] != "active" and not rests:
-            faults.append(
-                (
-                    "unit",
-                    f"{name} is {unit['active_state']} ({unit['result']}, {unit['n_restarts']} restarts), and it must "
-                    f"be active; read `journalctl -u {name}` there.",
-                )
+            state = (
+                f"{name} is {unit['active_state']} ({unit['result']}, {unit['n_restarts']} restarts), and it must be "
+                f"active; read `journalctl -u {name}` there."
             )
+            faults.append(("unit", " ".join([state, *unit["remarks"]])))
     failures = [status.get("failure"), *(one["failure"] for one in engines), *kills]
     faults += [("log", _said(one)) for one in failures if one]
     for one in engines:
@@ -108,6 +106,12 @@ def _engine(seen: Facts, address: str) -> list[tuple[str, str]]:
     if (status.get("ray") or {}).get("error"):
         faults.append(("ray", f"{status['ray']['error']}; read `journalctl -u hy3-ray` on the head."))
     return list(dict.fromkeys(faults))
+
+
+def _restarted(seen: Facts) -> list[str]:
+    """What there is to say of units that run."""
+    units = ((seen.get("status") or {}).get("units") or {}).values()
+    return [remark for unit in units if unit["active_state"] == "active" for remark in unit["remarks"]]
 
 
 def _said(failure: Facts) -> str:
@@ -177,6 +181,7 @@ def doctor_faults(seen: Facts, host: str, address: str) -> list[Fault]:
     if not smoke.get("skipped") and smoke.get("ok") is False:
         found.append(("smoke", f"The endpoint did not answer as it must: {_message(smoke)}"))
     faults = [{"host": host, "severity": "error", "rule": rule, "sentence": text} for rule, text in found]
+    faults += [{"host": host, "severity": "warning", "rule": "unit", "sentence": text} for text in _restarted(seen)]
     faults += [{"host": host, "severity": how, "rule": rule, "sentence": text} for how, rule, text in _fabric(seen)]
     told = {sentence for _rule, sentence in found}
     for one in (seen.get("status") or {}).get("troubles") or []:

@@ -107,12 +107,13 @@ class Wanted(t.NamedTuple):
 
 
 def _wanted(plan: Facts) -> list[Wanted]:
-    head, port, meet = plan["node"]["is_head"], plan["api"]["port"], plan["rank_port"]
+    head, port = plan["node"]["is_head"], plan["api"]["port"]
     # SGLang listens on it on every node, of which only the head has an API.
     address = plan["api"]["host"] if head else "127.0.0.1"
     api = [Wanted(range(port, port + 1), "hy3_api_port", address)] if head or plan["engine"] == "sglang" else []
     if plan["executor"] != "ray":
-        return api + ([Wanted(range(meet, meet + 1), "where the ranks meet")] if head else [])
+        meeting = [plan["rank_port"], plan["tie_port"]] if head else []
+        return api + [Wanted(range(meet, meet + 1), "where the ranks meet") for meet in meeting]
     return api + [Wanted(found, what) for what, found in ports(plan, head=head).items()]
 
 

@@ -15,7 +15,8 @@ short_description: Units of ours that run for another cluster than this inventor
 version_added: 0.1.0
 description:
   - Tells the units of one cluster from those of another, so that a wrong or overlapping inventory stops nothing.
-  - A unit names its cluster in its description. One that names none, or does not run, is nobody's.
+  - A unit names its cluster in its description. One that names none, or neither runs nor would start with the node, is
+    nobody's.
 author: The sparks.hy3 contributors (@sparks-hy3)
 options:
   _input:
@@ -26,6 +27,12 @@ options:
     type: str
     required: true
     description: The name of the inventory's own cluster.
+  installed:
+    type: bool
+    default: false
+    description:
+      - Units that do not run count, too, unless one is here for O(cluster). There is nothing to stop, but something to
+        remove, which is the other cluster's.
 """
 
 EXAMPLES = r"""
@@ -42,13 +49,20 @@ _value:
 """
 
 
-def other_cluster(units: t.Mapping[str, t.Mapping[str, t.Any]], cluster: str) -> list[str]:
-    """One sentence for each unit that runs for another cluster than ``cluster``, with the way to stop it."""
+def _does(unit: t.Mapping[str, t.Any], installed: bool) -> str:
+    if installed:
+        return "is installed here as"
+    return "would start with the node as" if unit["active_state"] in ("inactive", "failed") else "runs here as"
+
+
+def other_cluster(units: t.Mapping[str, t.Mapping[str, t.Any]], cluster: str, installed: bool = False) -> list[str]:
+    """One sentence for each unit that is here for another cluster than ``cluster``, with the way to be rid of it."""
+    left, play = ("the node", "remove") if installed else ("it", "stop")
     return [
-        f"{name} runs here as '{role}' of cluster '{other}', and this inventory is that of '{cluster}', so it is left "
-        f"alone; run stop_hy3 with the inventory of '{other}', or with `-e hy3_cluster={other}` if it is the same "
-        "cluster under another name."
-        for name, role, other in of_another_cluster(units, cluster)
+        f"{name} {_does(units[name], installed)} '{role}' of cluster '{other}', and this inventory is that of "
+        f"'{cluster}', so {left} is left alone; run {play}_hy3 with the inventory of '{other}', or with "
+        f"`-e hy3_cluster={other}` if it is the same cluster under another name."
+        for name, role, other in of_another_cluster(units, cluster, enabled=True, installed=installed)
     ]
 
 

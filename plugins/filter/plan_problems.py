@@ -101,7 +101,7 @@ def _port_problems(plan: Facts) -> list[str]:
     if not 0 < port < 65536:
         return [f"hy3_api_port is {port}, which is no TCP port; choose one from 1024 to 65535."]
     if plan["executor"] != "ray":
-        taken = port == plan["rank_port"]
+        taken = port in (plan["rank_port"], plan["tie_port"])
         return [f"hy3_api_port is {port}, where the ranks meet; choose another, for instance 8000."] if taken else []
     if any(port in found for found in ports(plan, head=True).values()):
         return [f"hy3_api_port is {port}, which Ray needs for itself; choose another, for instance 8000."]

@@ -28,6 +28,12 @@ options:
     type: dict
     required: true
     description: The node's own NCCL and Gloo settings by name, from M(sparks.hy3.roce_gid).
+  restarted:
+    type: bool
+    default: true
+    description:
+      - Whether the engine has just been started, so that its log must say what it runs with. Of an older start the log
+        may have lost its beginning, and then that is no problem.
 """
 
 EXAMPLES = r"""
@@ -138,14 +144,17 @@ def _read_back_problems(config: Facts, wanted: Facts) -> list[str]:
     ]
 
 
-def serve_problems(status: Facts, plan: Facts, fabric_env: Facts) -> list[str]:
+def serve_problems(status: Facts, plan: Facts, fabric_env: Facts, restarted: bool = True) -> list[str]:
     """One sentence for each way in which the node does not do what ``plan`` says; empty is good."""
     problems = _rank_problems(status["units"][rank_unit(plan)], plan, fabric_env)
     if not plan["node"]["is_head"]:
         return problems
     if plan["executor"] == "ray":
         problems += _driver_problems(status["units"]["hy3-serve.service"])
-    problems += _read_back_problems((status["log"] or {}).get("config") or {}, _asked_for(plan))
+    config = (status["log"] or {}).get("config")
+    # The journal drops the beginning of a long run, which was read when it was new.
+    if config is not None or restarted or not status["log"]:
+        problems += _read_back_problems(config or {}, _asked_for(plan))
     # SGLang counts drafts in its log only, after some dozens of tokens.
     if plan["engine_args"].get("speculative-config") and not (status["metrics"] or {}).get("drafted"):
         problems.append(

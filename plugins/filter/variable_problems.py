@@ -77,17 +77,18 @@ def _value_problem(name: str, value: object, option: t.Mapping[str, t.Any]) -> s
     kind, way = KINDS[option["type"]]
     if not _is_of(option["type"], value):
         return f"{name} is {value!r}, and it must be {kind}; {way}."
-    for element in value if isinstance(value, list) else []:
+    several = isinstance(value, list)
+    for element in value if isinstance(value, list) else [value]:
         choices = option.get("choices") or [element]
         if element not in choices:
             near = get_close_matches(str(element), choices, n=1, cutoff=CUTOFF)
-            way = f"write {near[0]}" if near else "take it out"
+            way = f"write {near[0]}" if near else "take it out" if several else "leave the line out"
             known = (
                 f", and it knows {', '.join(choices)} only"
                 if len(choices) <= SHORT_LIST
                 else ", which it does not know"
             )
-            return f"{name} has {element!r}{known}; {way}."
+            return f"{name} {'has' if several else 'is'} {element!r}{known}; {way}."
     return None
 
 

@@ -4,15 +4,21 @@
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
 """What the kernel says about memory: meminfo, the limit that really binds a process, its resource limits.
 
-A unit's ``MemoryMax`` may be accepted and not enforced, so a limit is read back, never assumed. The file imports
-nothing but the standard library, so that it can run on a node by itself.
+A unit's ``MemoryMax`` may be accepted and not enforced, so a limit is read back, never assumed.
+
+The file is also a node-side program: a role copies it to the node, where ``memory.py`` says before a start whether what
+an engine claims is there. So it imports nothing but the standard library.
 """
+# pylint: disable=ansible-bad-function  # a node runs this file as a program, without Ansible
 
 from __future__ import annotations
 
+import argparse
+import math
 import re
+import sys
 import typing as t
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 
@@ -193,6 +199,43 @@ def oom_kills(pid: int | str, unit: str, *, proc: str = "/proc", cgroup: str = "
     return int(match[1]) if match else None
 
 
+def short_of(meminfo: dict[str, int], *, share: float, floor: int) -> str | None:
+    """What is missing for an engine that claims a share of all memory at its start, in one sentence, or None.
+
+    What an ended engine held comes back late, on a GB10 a minute and more after its last process.
+
+    Args:
+        meminfo: What :func:`parse_meminfo` returned.
+        share: Of ``MemTotal``, 0 to 1.
+        floor: Bytes that must be available in any case.
+    """
+    needed, available = max(math.ceil(share * meminfo["MemTotal"]), floor), meminfo["MemAvailable"]
+    if available >= needed:
+        return None
+    return (
+        f"{format_gib(available)} are available on this node and the engine needs {format_gib(needed)} at its start: "
+        "what an ended engine held comes back within minutes; else end what uses it, or reboot the node"
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 if the memory is available, else one sentence on stderr and 1."""
+    parser = argparse.ArgumentParser(description="Say whether the memory that an engine claims is available.")
+    parser.add_argument("--share", type=float, default=0.0, help="of all memory, 0 to 1")
+    parser.add_argument("--floor", default="0", help="size in any case, as systemd reads it")
+    parser.add_argument("--proc", default="/proc")
+    options = parser.parse_args(arguments)
+    try:
+        meminfo = parse_meminfo(Path(options.proc, "meminfo").read_text(encoding="ascii"))
+        problem = short_of(meminfo, share=options.share, floor=parse_size(options.floor) or 0)
+    except MemoryInputError as exc:
+        parser.error(str(exc))
+    if problem:
+        print(problem, file=sys.stderr)
+        return 1
+    return 0
+
+
 def _limits_on_the_way(paths: dict[str, str], root: Path) -> Iterator[tuple[int, str]]:
     base, parts = _group(paths, root)
     name = "memory.limit_in_bytes" if "memory" in paths else "memory.max"
@@ -233,3 +276,7 @@ def _read(path: Path) -> str:
 
 def _number(text: str) -> int | None:
     return None if text == "unlimited" else int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -2,7 +2,12 @@
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
-"""Release the page cache of files without root, and measure what was really released."""
+"""Release the page cache of files without root, and measure what was really released.
+
+The file is also a node-side program: a role copies it to the node, where ``page_cache.py PATH`` runs before each start
+of an engine. So it imports nothing but the standard library.
+"""
+# pylint: disable=ansible-bad-function  # a node runs this file as a program, without Ansible
 
 from __future__ import annotations
 
@@ -12,8 +17,9 @@ import itertools
 import mmap
 import os
 import stat
+import sys
 import typing as t
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -271,3 +277,16 @@ def _left_alone(path: str, exc: OSError) -> Skipped | Failed:
     if exc.errno == errno.ENOENT:
         return Skipped(path, reason)
     return Failed(path, errno.errorcode.get(exc.errno or 0, "EIO"), reason)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Release the files at and below each argument, and say how much. What stays is no reason not to start: 0."""
+    outcome = purge(arguments)
+    print(f"Released {outcome.released} bytes of page cache of {outcome.files} files; {outcome.resident_after} stay")
+    for one in outcome.failed:
+        print(f"warning: {one.path} was left alone: {one.reason}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

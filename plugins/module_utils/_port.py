@@ -116,15 +116,16 @@ def wait_for(host: str, port: int, *, timeout: float) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Wait for a port; 0 once it answers, else one sentence on stderr and 1."""
+    """Wait for a port of each host; 0 once all answer, else one sentence on stderr and 1."""
     parser = argparse.ArgumentParser(description="Wait until a TCP port accepts connections.")
     parser.add_argument("command", choices=["wait"])
-    parser.add_argument("--host", required=True)
+    parser.add_argument("--host", required=True, action="append", help="once for each")
     parser.add_argument("--port", required=True, type=int)
-    parser.add_argument("--timeout", required=True, type=float, help="seconds")
+    parser.add_argument("--timeout", required=True, type=float, help="seconds for each host")
     options = parser.parse_args(arguments)
     try:
-        wait_for(options.host, options.port, timeout=options.timeout)
+        for host in options.host:
+            wait_for(host, options.port, timeout=options.timeout)
     except PortError as exc:
         print(exc, file=sys.stderr)
         return 1

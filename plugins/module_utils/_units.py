@@ -18,6 +18,8 @@ PROPERTIES = (
     "Id",
     "Description",
     "LoadState",
+    "UnitFileState",
+    "Job",
     "ActiveState",
     "SubState",
     "Result",
@@ -25,6 +27,9 @@ PROPERTIES = (
     "MainPID",
     "InvocationID",
     "NRestarts",
+    "StartLimitBurst",
+    "StartLimitIntervalUSec",
+    "StatusText",
     "InactiveExitTimestamp",
     "ActiveEnterTimestamp",
     "MemoryCurrent",
@@ -137,13 +142,78 @@ def mask_argv(argv: t.Sequence[str]) -> list[str]:
     return masked
 
 
-def of_another_cluster(units: t.Mapping[str, t.Mapping[str, t.Any]], cluster: str) -> t.Iterator[tuple[str, str, str]]:
-    """Name, role and cluster of each unit that runs for another cluster than ``cluster``, by its description."""
-    for name, unit in units.items():
-        # As the roles write it into the descriptions of their units.
-        role, named, other = unit["description"].partition(" of cluster ")
-        if unit["active_state"] not in ("inactive", "failed") and named and other != cluster:
-            yield name, role, other
+def of_another_cluster(
+    units: t.Mapping[str, t.Mapping[str, t.Any]], cluster: str, *, enabled: bool = False, installed: bool = False
+) -> t.Iterator[tuple[str, str, str]]:
+    """Name, role and cluster of each unit that runs for another cluster than ``cluster``, by its description.
+
+    With ``enabled`` also of one that rests, but would start with the node. With ``installed`` of any that rests, unless
+    a unit is here for ``cluster``: then the node was taken over, and the other cluster's is what that one left.
+    """
+    # As the roles write it into the descriptions of their units.
+    said = {name: unit["description"].partition(" of cluster ") for name, unit in units.items()}
+    ours = cluster in [owner for _role, _named, owner in said.values()]
+    for name, (role, named, owner) in said.items():
+        unit = units[name]
+        rests = unit["active_state"] in ("inactive", "failed")
+        counts = not ours if installed else enabled and unit["enabled"]
+        if named and owner != cluster and (not rests or counts):
+            yield name, role, owner
+
+
+class Starts(t.TypedDict):
+    """How a unit starts: how often systemd started it again, by itself or with the node, and within which limit.
+
+    C(start_limit) is None without a limit, C(waits_for) unless it waits before its main process starts.
+    """
+
+    n_restarts: int | None
+    enabled: bool
+    start_limit: str | None
+    limit_reached: bool
+    waits_for: str | None
+
+
+def start_facts(shown: t.Mapping[str, str]) -> Starts:
+    """The unit's starts, from what :func:`parse_show` returned."""
+    burst, interval = number(shown.get("StartLimitBurst", "")), shown.get("StartLimitIntervalUSec", "")
+    limited = bool(burst) and interval not in ("", "0", "infinity")
+    waits, _colon, reason = shown.get("StatusText", "").partition(": ")
+    return Starts(
+        n_restarts=number(shown.get("NRestarts", "")),
+        enabled=shown.get("UnitFileState") == "enabled",
+        start_limit=f"{burst} starts within {interval}" if limited else None,
+        limit_reached=shown.get("Result") == "start-limit-hit",
+        # As the program until.py says it; a text stays behind where it was stopped meanwhile.
+        waits_for=reason if waits == "waits" and shown["ActiveState"] == "activating" else None,
+    )
+
+
+def between_states(shown: t.Mapping[str, str]) -> bool:
+    """Whether systemd has still to do what it was asked to with a unit, from what :func:`parse_show` returned."""
+    return bool(number(shown.get("Job", "")))
+
+
+def restarts_itself(sub_state: str) -> bool:
+    """Whether a unit has ended and systemd will start it again; systemd 254 and newer have a second word for it."""
+    return sub_state.startswith("auto-restart")
+
+
+def remarks(name: str, unit: Starts) -> list[str]:
+    """What a person should know of a unit's starts, each in one sentence: what it waits for, and how often it ended."""
+    found = []
+    log = f"`journalctl -u {name}`"
+    if unit["limit_reached"]:
+        found.append(
+            f"{name} stays down after {unit['start_limit']}, as many as it may have, because every start that fails "
+            f"may leave memory behind; read {log}, mend the cause and run serve_hy3, which starts it again."
+        )
+    elif unit["n_restarts"]:
+        times = "once" if unit["n_restarts"] == 1 else f"{unit['n_restarts']} times"
+        found.append(f"{name} has ended by itself and was started again {times}; {log} says why.")
+    if unit["waits_for"]:
+        found.append(f"{name} waits: {unit['waits_for']}.")
+    return found
 
 
 def unit_of_cgroup(text: str, unit: str) -> bool:

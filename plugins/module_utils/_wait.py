@@ -9,6 +9,8 @@ from __future__ import annotations
 import typing as t
 from dataclasses import dataclass
 
+from ansible_collections.sparks.hy3.plugins.module_utils._units import restarts_itself
+
 _PHASE_WORDS = {
     "starting": "starting the engine",
     "engine_init": "initializing the engine",
@@ -36,9 +38,13 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failed:
-    """The engine will not come up; C(reason) says why, in sentences."""
+    """The engine will not come up; C(reason) says why, in sentences.
+
+    C(ended) is whether it never will: one that was not waited for long enough may.
+    """
 
     reason: str
+    ended: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,13 +85,15 @@ def next_step(status: t.Mapping[str, t.Any], elapsed: float, goal: Goal) -> Wait
     """Decide from one result of C(engine_status), C(elapsed) seconds after the wait began."""
     if status["units"][goal.unit]["active_state"] == "active" and _healthy(status["health"], goal.model):
         return Ready()
-    reason = _end(status, goal)
-    if reason is None and elapsed >= goal.timeout:
-        reason = (
-            f"{goal.unit} is not ready after {duration(elapsed)}, still {describe(status['log'])}; "
-            f"the last log lines are: {' | '.join(_tail(status['log'])) or 'none'}"
-        )
-    return Failed(reason) if reason else Wait()
+    if reason := _end(status, goal):
+        return Failed(reason)
+    if elapsed < goal.timeout:
+        return Wait()
+    return Failed(
+        f"{goal.unit} is not ready after {duration(elapsed)}, still {describe(status['log'])}; "
+        f"the last log lines are: {' | '.join(_tail(status['log'])) or 'none'}",
+        ended=False,
+    )
 
 
 def explain(failure: t.Mapping[str, t.Any]) -> str:
@@ -118,14 +126,16 @@ def _end(status: t.Mapping[str, t.Any], goal: Goal) -> str | None:
         return f"{goal.unit} is {unit['load_state']} on this node: deploy it before waiting for it"
     if failure and failure["fatal"]:
         return explain(failure)
-    # A unit that waits for its head or its fabric restarts without having counted: only a grown count tells.
+    # Waiting for other nodes comes before the start and is none: only a grown count tells.
     restarts = unit["n_restarts"] - goal.restarts
     if restarts > 0:
         before = next(iter(status.get("failures_before") or []), None)
         return f"{goal.unit} ended and was restarted {_times(restarts)}{_why(failure or before)}"
-    if unit["active_state"] in ("failed", "inactive"):
+    restarts_soon = restarts_itself(unit["sub_state"])
+    if unit["active_state"] in ("failed", "inactive") or restarts_soon:
         result = f"result {unit['result']}, exit status {unit['exec_main_status']}"
-        return f"{goal.unit} is {unit['active_state']} ({result}){_why(failure)}"
+        ended = "has ended" if restarts_soon else f"is {unit['active_state']}"
+        return f"{goal.unit} {ended} ({result}){_why(failure)}"
     return None
 
 

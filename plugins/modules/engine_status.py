@@ -79,6 +79,12 @@ options:
     description: Seconds to wait for each answer of the API and for Ray as a whole.
     type: int
     default: 20
+  settle:
+    description:
+      - Seconds to wait at the most until systemd has done what it was asked to with O(units), such as a restart
+        that was not waited for.
+    type: int
+    default: 0
 """
 
 EXAMPLES = r"""
@@ -148,6 +154,33 @@ units:
       description: How often systemd has restarted it since it was started by hand.
       type: int
       returned: always
+    enabled:
+      description: Whether it starts with the node.
+      type: bool
+      returned: always
+      sample: true
+    start_limit:
+      description: How many starts it may have in which time before it stays down, or null for no limit.
+      type: str
+      returned: always
+      sample: 5 starts within 4h
+    limit_reached:
+      description: Whether it stays down because it was started that often. A start by a play counts from zero again.
+      type: bool
+      returned: always
+      sample: false
+    waits_for:
+      description: What it waits for before its main process starts, or null.
+      type: str
+      returned: always
+      sample: "192.168.100.1:6379 did not accept a connection within 2 s (Connection refused): check its service"
+    remarks:
+      description: What a person should know of its starts, each in one sentence; empty is good.
+      type: list
+      elements: str
+      returned: always
+      sample:
+        - hy3-serve.service has ended by itself and was started again once; `journalctl -u hy3-serve.service` says why.
     active_since:
       description: Unix time in seconds at which it became active, or null.
       type: int
@@ -595,6 +628,13 @@ from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._evidence import logs_since, read_boot, read_memory
 from ansible_collections.sparks.hy3.plugins.module_utils._failure import Failure
 from ansible_collections.sparks.hy3.plugins.module_utils._log_lines import Line, last_start, merged, timed
+from ansible_collections.sparks.hy3.plugins.module_utils._members import (
+    MembersError,
+    membership_command,
+    membership_environment,
+    membership_error,
+    parse_membership,
+)
 from ansible_collections.sparks.hy3.plugins.module_utils._memory import (
     is_delegated,
     memory_limit,
@@ -603,27 +643,26 @@ from ansible_collections.sparks.hy3.plugins.module_utils._memory import (
 )
 from ansible_collections.sparks.hy3.plugins.module_utils._metrics import Metrics, read_metrics
 from ansible_collections.sparks.hy3.plugins.module_utils._openai import Client, model_names
-from ansible_collections.sparks.hy3.plugins.module_utils._ray import (
-    membership_command,
-    membership_environment,
-    membership_error,
-    parse_membership,
-)
 from ansible_collections.sparks.hy3.plugins.module_utils._remarks import Remark, find_remarks, silence
 from ansible_collections.sparks.hy3.plugins.module_utils._unit_failures import memory_failure, unit_failure
 from ansible_collections.sparks.hy3.plugins.module_utils._units import (
     Processes,
     before_command,
+    between_states,
     journal_commands,
     mask_argv,
     number,
     parse_show,
     refuse_secrets,
+    remarks,
     show_command,
+    start_facts,
 )
 
 # How far back to look for an engine that is no longer there, in seconds.
 LOOK_BACK = 24 * 3600
+# Seconds between two looks while systemd is still at work.
+SETTLE_SECONDS = 0.5
 
 
 class EngineStatus:
@@ -648,12 +687,19 @@ class EngineStatus:
 
     def properties(self) -> dict[str, dict[str, str]]:
         units = self.params["units"]
-        return parse_show(self._run(show_command(units)), units) if units else {}
+        deadline = time.monotonic() + self.params["settle"]
+        while units:
+            shown = parse_show(self._run(show_command(units)), units)
+            if time.monotonic() >= deadline or not any(map(between_states, shown.values())):
+                return shown
+            time.sleep(SETTLE_SECONDS)
+        return {}
 
     def unit(self, name: str, shown: dict[str, str]) -> dict[str, t.Any]:
         processes = Processes()
         pid = number(shown["MainPID"]) or None
         started_with = (processes.environment(pid, ["HY3_DIGEST"]) or {}) if pid else {}
+        starts = start_facts(shown)
         return {
             "description": shown.get("Description", name),
             "load_state": shown["LoadState"],
@@ -663,7 +709,8 @@ class EngineStatus:
             "exec_main_status": number(shown.get("ExecMainStatus", "")),
             "main_pid": pid,
             "invocation_id": shown.get("InvocationID") or None,
-            "n_restarts": number(shown.get("NRestarts", "")),
+            **starts,
+            "remarks": remarks(name, starts),
             "active_since": number(shown.get("ActiveEnterTimestamp", "")),
             "started": processes.started(pid) if pid else None,
             "digest": started_with.get("HY3_DIGEST"),
@@ -836,13 +883,14 @@ def main() -> None:
             "ray_address": {"type": "str"},
             "ray_token_file": {"type": "path", "no_log": False},
             "timeout": {"type": "int", "default": 20},
+            "settle": {"type": "int", "default": 0},
         },
         required_by={"ray_address": ["ray_python"]},
         supports_check_mode=True,
     )
     try:
         result = EngineStatus(module).collect()
-    except Hy3Error as error:
+    except (Hy3Error, MembersError) as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=False, **result)
 

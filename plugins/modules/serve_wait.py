@@ -87,4 +87,9 @@ failure:
   description: Why the engine does not come up, as RV(sparks.hy3.engine_status#module:failure), or null.
   returned: always
   type: dict
+ended:
+  description: Whether the engine never comes up, because its log says so or its unit has ended. False at the timeout.
+  returned: always
+  type: bool
+  sample: false
 """

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from ansible_collections.sparks.hy3.tests.integration.lab import LAB, ROOT, on, play, run
+from ansible_collections.sparks.hy3.tests.integration.lab import LAB, ROOT, cut_power, on, play, plug
 from ansible_collections.sparks.hy3.tests.integration.tree import make_checkpoint
 
 INVENTORY = "inventories/lab3"
@@ -31,7 +31,6 @@ VARIABLES = {
     "copied_shards": SHARDS,
 }
 COPY = ["ansible-playbook", "tests/integration/copy.yml", "-i", INVENTORY, "-e", json.dumps(VARIABLES)]
-LINK = "hy3lab-2"
 
 
 class Copy:
@@ -95,9 +94,9 @@ def copy() -> Copy:
 
 
 def test_link_is_down_for_five_seconds(copy: Copy) -> None:
-    run("ip", "link", "set", LINK, "down")
+    plug(MIDDLE, into=False)
     time.sleep(5)
-    run("ip", "link", "set", LINK, "up")
+    plug(MIDDLE, into=True)
     output = copy.end()
     assert copy.process.returncode == 0, output
     assert pulled(output) == {MIDDLE: FILES, END: FILES}
@@ -106,9 +105,9 @@ def test_link_is_down_for_five_seconds(copy: Copy) -> None:
 
 def test_link_is_down_for_good(copy: Copy) -> None:
     """The node behind it is passed over by the next one, and named."""
-    run("ip", "link", "set", LINK, "down")
+    plug(MIDDLE, into=False)
     output = copy.end()
-    run("ip", "link", "set", LINK, "up")
+    plug(MIDDLE, into=True)
     assert copy.process.returncode == 2
     assert re.search(
         rf"fatal: \[{MIDDLE}\].*No source can be pulled from \(.*\); see that the daemons there run and the fabric'+s "
@@ -121,7 +120,7 @@ def test_link_is_down_for_good(copy: Copy) -> None:
 
 def test_node_restarts(copy: Copy) -> None:
     """As if its power failed."""
-    run("python3", str(LAB / "files/lab_node.py"), "stop", MIDDLE)
+    cut_power(MIDDLE)
     play("lab_up", "-e", f"hy3_lab_link_rate={RATE}", inventory=INVENTORY)
     output = copy.end()
     assert copy.process.returncode == 2

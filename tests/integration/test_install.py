@@ -89,7 +89,9 @@ def test_the_archive_holds_what_is_tracked_and_nothing_else(archive: Path) -> No
     assert built - MADE == {name for name in tracked if name and not name.startswith(LEFT_OUT)}
 
 
-@pytest.mark.parametrize("playbook", ["serve_hy3", "status_hy3", "stop_hy3", "serve-hy3", "lab_up", "lab_down"])
+@pytest.mark.parametrize(
+    "playbook", ["serve_hy3", "status_hy3", "stop_hy3", "upgrade_hy3", "serve-hy3", "lab_up", "lab_down"]
+)
 def test_syntax(stranger: Stranger, playbook: str) -> None:
     stranger.take("sparks")
     done = stranger.play(playbook, "--syntax-check")

@@ -3,13 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Each patch of SGLang in the running SGLang 0.5.23: the fault without it, and the right answers with it.
 
-The checkpoint is the lab's, with known answers, named as ModelOpt names what it exports from transformers: the layers
-are all BF16 and excluded from NVFP4, which has no kernels for a CPU. Operators for the CPU are stand-ins, see ``cpu``.
+The checkpoint is the lab's, with known answers, named as ModelOpt names what it exports from transformers (see
+``checkpoint``). Operators for the CPU are stand-ins, see ``cpu``.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import urllib.error
@@ -23,6 +22,7 @@ from ansible_collections.sparks.hy3.plugins.filter.engine_argv import engine_arg
 from ansible_collections.sparks.hy3.plugins.filter.serve_problems import RANK_TITLES
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_log import clean_lines, read_facts
 from ansible_collections.sparks.hy3.roles.lab.files import make_tiny_hy3 as tiny
+from ansible_collections.sparks.hy3.tests.sglang.checkpoint import write
 from ansible_collections.sparks.hy3.tests.sglang.engine import (
     HERE,
     PYTHON,
@@ -40,12 +40,6 @@ from ansible_collections.sparks.hy3.tests.unit.roles.render import ROOT, render_
 from ansible_collections.sparks.hy3.tests.unit.roles.unit_file import read_environment
 from ansible_collections.sparks.hy3.tests.wheels.released import RELEASES
 
-LAYERS = 3
-NAMES = {
-    ".mlp.shared_mlp.": ".mlp.shared_experts.",
-    ".mlp.router.gate.": ".mlp.gate.",
-    ".mlp.expert_bias": ".mlp.e_score_correction_bias",
-}
 QUESTION = "capital of France? one word"
 PROMPT, COUNT = " w000", 40
 NEXTN = "srt/models/hunyuan_v3_nextn.py"
@@ -63,29 +57,9 @@ def package(original: Path) -> Iterator[Path]:
         yield package
 
 
-def exported(tensor: tiny.Tensor) -> tiny.Tensor:
-    name = tensor.name
-    for old, new in NAMES.items():
-        name = name.replace(old, new)
-    return tensor._replace(name=name)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("checkpoint")
-    weights = tiny.Weights(seed=0, layers=LAYERS, acceptance=1.0)
-    tensors = sorted(map(exported, weights.tensors()), key=lambda tensor: tensor.dtype != "F32")
-    (place / "model.safetensors").write_bytes(tiny.shard(tensors))
-    for name, text in tiny.small_files(LAYERS).items():
-        (place / name).write_text(text)
-    excluded = ["lm_head", *(f"model.layers.{number}*" for number in range(LAYERS + 1))]
-    quantization = {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": 16}
-    config = tiny.config(LAYERS)
-    config["quantization_config"] = {"quant_method": "modelopt", **quantization, "ignore": excluded}
-    (place / "config.json").write_text(json.dumps(config))
-    legacy = {"producer": {"name": "modelopt"}, "quantization": {**quantization, "exclude_modules": excluded}}
-    (place / "hf_quant_config.json").write_text(json.dumps(legacy))
-    return place
+    return write(tmp_path_factory.mktemp("checkpoint"))
 
 
 def patch(package: Path, *patches: str) -> None:

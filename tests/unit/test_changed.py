@@ -15,6 +15,8 @@ FILES = [INSTALL, KILL, TP3]
 ALL = [*INPUTS, *FILES, "sanity"]
 # What depends on each file that is built into the collection.
 BUILT = ["sanity", INSTALL]
+# What depends on each role and inventory, besides.
+OF_PLAYS = ["sanity", "molecule-tp3", "molecule-sglang", "test-faults-rest"]
 
 
 def write(root: Path, path: str, text: str) -> None:
@@ -57,16 +59,20 @@ def test_what_passed_is_not_run_again(root: Path) -> None:
     [
         (".ci/run", ["sanity"]),
         ("molecule/default/converge.yml", ["sanity"]),
+        ("molecule/tp3/converge.yml", ["sanity", "molecule-tp3"]),
+        ("molecule/config.yml", ["sanity", "molecule-tp3", "molecule-sglang"]),
+        ("tests/sglang/lab.py", ["sanity", "molecule-sglang", "test-sglang", INSTALL]),
         *(
             (path, BUILT)
             for path in ("README.md", "docs/new.md", "galaxy.yml", "meta/runtime.yml", "tests/official/run.py")
         ),
         ("tests/vm/guest.py", ["sanity", "test-vm", INSTALL]),
-        ("inventories/new/hosts.yml", ["sanity", "test-sglang", *FILES]),
-        ("roles/engine/tasks/main.yml", ["sanity", "test-sglang", *FILES]),
-        ("roles/new/tasks/main.yml", ["sanity", "test-sglang", *FILES]),
+        ("tests/faults/cases.py", ["sanity", "test-faults-rest", INSTALL]),
+        ("inventories/new/hosts.yml", [*OF_PLAYS, "test-sglang", *FILES]),
+        ("roles/engine/tasks/main.yml", [*OF_PLAYS, "test-sglang", *FILES]),
+        ("roles/new/tasks/main.yml", [*OF_PLAYS, "test-sglang", *FILES]),
         (TP3, [*BUILT, TP3]),
-        ("tests/integration/lab.py", ["sanity", *FILES]),
+        ("tests/integration/lab.py", ["sanity", "test-faults-rest", *FILES]),
         ("tests/integration/test_new.py", [*BUILT, "tests/integration/test_new.py"]),
         ("ansible.cfg", ALL),
     ],

@@ -4,7 +4,8 @@
 """A small virtual machine with a real soft-RoCE GID table, cgroup v2 and PSI, made from Debian packages.
 
 Its root is an initramfs with this Python, ``ip``, ``rdma`` and the collection's module_utils; its disk an ext4 file. It
-runs ``guest.py`` and switches itself off; the answers come back over a second serial line, one JSON object each.
+runs ``guest.py`` or another program beside it and switches itself off; the answers come back over a second serial line,
+one JSON object each.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 # docs/vm.md says what each is for.
-PACKAGES = ("busybox-static", "e2fsprogs", "iproute2", "qemu-system-x86")
+PACKAGES = ("busybox-static", "e2fsprogs", "iproute2", "openssh-server", "qemu-system-x86")
 KERNEL = "linux-image-amd64"
 # ext4 and rdma_rxe ask the kernel's crypto layer for the two checksums by name, so no module depends on them.
 MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4", "crc32_generic", "rdma_rxe", "dummy", "8021q")
@@ -63,6 +64,21 @@ def fetch_kernel(cache: Path) -> Path:
         return cached
     run("apt-get", "update", "--quiet")
     package = re.findall(r"Depends: (linux-image-\S+)", run("apt-cache", "depends", KERNEL))[0]
+    unpacked = unpack(package, cache)
+    run("busybox", "depmod", "-b", str(unpacked), next((unpacked / "lib/modules").iterdir()).name)
+    return unpacked.rename(cache / package)
+
+
+def fetch(package: str, cache: Path) -> Path:
+    """Return a directory with a Debian package, unpacked: it is not installed, so none of its services starts here."""
+    if not (cache / package).exists():
+        run("apt-get", "update", "--quiet")
+        unpack(package, cache).rename(cache / package)
+    return cache / package
+
+
+def unpack(package: str, cache: Path) -> Path:
+    """Download a Debian package and return a new directory with its files."""
     unpacked = cache / "unpacked"
     shutil.rmtree(cache, ignore_errors=True)
     unpacked.mkdir(parents=True)
@@ -70,8 +86,7 @@ def fetch_kernel(cache: Path) -> Path:
     (archive,) = unpacked.glob("*.deb")
     run("dpkg-deb", "--extract", str(archive), str(unpacked))
     archive.unlink()
-    run("busybox", "depmod", "-b", str(unpacked), next((unpacked / "lib/modules").iterdir()).name)
-    return unpacked.rename(cache / package)
+    return unpacked
 
 
 def module_files(kernel: Path) -> Iterator[Path]:
@@ -88,11 +103,22 @@ def module_files(kernel: Path) -> Iterator[Path]:
 def copy_with_libraries(programs: Iterable[Path], root: Path) -> None:
     """Copy programs and the shared libraries that they load to the same paths below a root."""
     paths = [str(path) for path in programs]
-    libraries = re.findall(r"(/\S+) \(0x", run("ldd", *paths))
-    for path in dict.fromkeys([*paths, *libraries]):
-        target = root / path.lstrip("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)
+    copy_libraries(paths, root)
+    for path in paths:
+        shutil.copy2(path, place_of(path, root))
+
+
+def copy_libraries(programs: Iterable[str | Path], root: Path) -> None:
+    """Copy the shared libraries that programs load to the same paths below a root."""
+    for path in dict.fromkeys(re.findall(r"(/\S+) \(0x", run("ldd", *map(str, programs)))):
+        shutil.copy2(path, place_of(path, root))
+
+
+def place_of(path: str, root: Path) -> Path:
+    """Return where a file of this machine lies below a root, in a directory that is there."""
+    target = root / path.lstrip("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
 
 
 def build_root(root: Path, kernel: Path) -> None:
@@ -109,9 +135,9 @@ def build_root(root: Path, kernel: Path) -> None:
     (root / "modules").mkdir()
     for number, path in enumerate(module_files(kernel)):
         shutil.copy2(path, root / "modules" / f"{number:02d}-{path.name}")
-    utils = "ansible_collections/sparks/hy3/plugins/module_utils"
-    shutil.copytree(ROOT / "plugins/module_utils", root / utils, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy2(HERE / "guest.py", root / "guest.py")
+    collection = root / "ansible_collections/sparks/hy3"
+    for folder in ("plugins/module_utils", "tests/vm"):
+        shutil.copytree(ROOT / folder, collection / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (root / "python").symlink_to(python)
     shutil.copy2(HERE / "init", root / "init")
     (root / "init").chmod(0o755)
@@ -130,11 +156,27 @@ def pack(root: Path, archive: Path) -> None:
         )
 
 
-def boot(work: Path) -> dict[str, dict[str, t.Any]]:
-    """Build the machine in an empty directory, let it run, and return the answers of ``guest.py`` by name."""
+def boot(
+    work: Path,
+    guest: str = "guest",
+    *,
+    furnish: t.Callable[[Path], None] = lambda _root: None,
+    options: t.Sequence[str] = (),
+    timeout: int = TIMEOUT,
+) -> dict[str, dict[str, t.Any]]:
+    """Build the machine in an empty directory, let it run, and return the answers of its program by name.
+
+    Args:
+        work: The directory.
+        guest: The program beside this file, without its suffix.
+        furnish: Lays more files below the root that it is given, when the packages are there.
+        options: More options of qemu.
+        timeout: Seconds after which it is ended.
+    """
     install_packages()
     kernel = fetch_kernel(ROOT / "tests/output/vm")
     build_root(work / "root", kernel)
+    furnish(work / "root")
     pack(work / "root", work / "initramfs")
     with (work / "disk").open("wb") as disk:
         disk.truncate(DISK_MIB * 1024**2)
@@ -145,12 +187,13 @@ def boot(work: Path) -> dict[str, dict[str, t.Any]]:
         *("setpriv", "--pdeathsig", "KILL", "nice", "qemu-system-x86_64", "-accel", "tcg", "-cpu", "max"),
         *("-m", str(MEMORY_MIB), "-nodefaults", "-display", "none", "-no-reboot"),
         *("-kernel", str(next((kernel / "boot").glob("vmlinuz-*"))), "-initrd", str(work / "initramfs")),
-        *("-append", "console=ttyS0 psi=1 panic=-1 quiet"),
+        # The last is none of the kernel's, which hands it to its first process.
+        *("-append", f"console=ttyS0 psi=1 panic=-1 quiet guest={guest}"),
         *("-drive", f"file={work / 'disk'},if=virtio,format=raw,throttling.bps-write={DISK_SPEED}"),
-        *("-serial", f"file:{console}", "-serial", f"file:{answers}"),
+        *("-serial", f"file:{console}", "-serial", f"file:{answers}", *options),
     ]
     with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, check=True, timeout=TIMEOUT)
+        subprocess.run(command, check=True, timeout=timeout)
     whole_lines = answers.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
     found = {answer["name"]: answer for answer in map(json.loads, whole_lines)}
     assert "end" in found, f"The machine did not finish; its console: {console.read_text(errors='replace')[-3000:]}"

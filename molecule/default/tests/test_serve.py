@@ -128,6 +128,13 @@ def test_patched_file_serves(host: t.Any) -> None:
     assert 'prefix="lm_head"' in host.file(f"{site}/vllm/model_executor/models/hy_v3_mtp.py").content_string
 
 
+def test_sshd_keeps_memory_where_the_kernel_can(host: t.Any) -> None:
+    # Control groups of version 1 have no such thing, and role guard said so.
+    able = "memory" in host.run("cat /sys/fs/cgroup/cgroup.controllers").stdout.split()
+    assert host.file("/etc/systemd/system/ssh.service.d/50-hy3-guard.conf").exists is able
+    assert host.file("/etc/systemd/system/system.slice.d").exists is able
+
+
 def test_no_rsync_daemon_is_left(host: t.Any) -> None:
     assert host.run("pgrep -x rsync").rc == 1
     assert host.run("ls -d /run/hy3-checkpoint*").rc == 2

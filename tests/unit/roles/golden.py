@@ -10,7 +10,10 @@ must be exactly what is rendered. A test of one recipe is a subclass of :class:`
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
 import typing as t
 from pathlib import Path
 
@@ -137,13 +140,20 @@ def environment_of_driver(cluster: str, head: str) -> Differences:
 UNIT: Differences = {
     "Unit.Description": Ours("TEXT", "for a person"),
     "Unit.Wants": Ours("network-online.target", "the fabric address must be there after a boot"),
-    "Unit.After": Ours("network-online.target", "as Wants"),
+    "Unit.After": Ours("network-online.target multi-user.target", "as Wants, and a boot must not wait for other nodes"),
+    "Unit.StartLimitBurst": Ours("5", "endless starts leak unified memory until the node wedges (decision 12)"),
+    "Unit.StartLimitIntervalSec": Ours("4h", "five of the slowest starts, 40 minutes each, fit into it"),
+    "Install.WantedBy": Ours("multi-user.target", "it comes back after a reboot; a recipe's reader starts it again"),
+    "Service.Restart": Ours("always", "it comes back after a crash; vLLM ends with 0 when its engine has died"),
+    "Service.RestartPreventExitStatus": Ours("2", "argparse's: a command line that is wrong stays wrong"),
+    "Service.RestartSec": Ours("60", "what an ended engine held comes back within a minute (field case B116)"),
+    "Service.NotifyAccess": Ours("exec", "the unit's status says what it waits for"),
     "Service.Type": Ours("exec", "a start fails when the program cannot be executed"),
     "Service.User": Ours("hy3", "the recipe's user is whoever logs in (decision 2)"),
     "Service.Slice": Ours("hy3.slice", "caps of single units do not bound their sum (decision 2)"),
     "Service.LimitMEMLOCK": Ours("infinity", "RDMA registers memory; a login shell or an image has this elsewhere"),
     "Service.LogRateLimitIntervalSec": Ours("0", "the log is read for progress and causes, so no line may be dropped"),
-    "Service.TimeoutStartSec": Ours("900", "waiting for the head happens before the start and takes up to 600 s"),
+    "Service.TimeoutStartSec": Ours("infinity", "waiting for the head or the fabric is no failure (decision 12)"),
     "Service.TimeoutStopSec": Ours("60", "the engine frees the GPU before it ends"),
     "Service.KillMode": Ours("mixed", "`ray start --block` ends its processes in order when it alone gets the signal"),
 }
@@ -151,12 +161,16 @@ RAY_UNIT: Differences = UNIT | {
     "Service.RuntimeDirectory": Ours("hy3-ray", "holds this start's GID index and NCCL's log"),
     "Service.StateDirectory": Ours("hy3/ray", "Ray's --temp-dir"),
     "Unit.BindsTo": Ours("hy3-firewall.service", "no Ray without its firewall, as it listens everywhere (decision 6)"),
-    "Unit.After": Ours("network-online.target hy3-firewall.service", "as Wants and BindsTo"),
+    "Unit.After": Ours("network-online.target multi-user.target hy3-firewall.service", "as Wants and BindsTo"),
+    "Unit.StartLimitBurst": Ours("10", "a raylet alone holds no memory, and one whose head reboots ends each time"),
+    "Unit.StartLimitIntervalSec": Ours("1h", "as often as nobody reboots a head"),
+    "Service.RestartSec": Ours("10", "it holds no memory that has to come back"),
     "Service.EnvironmentFile": Ours("-/run/hy3-ray/fabric.env", "the index drifts: found at each start (decision 4)"),
 }
 SERVE_UNIT: Differences = UNIT | {
-    "Unit.BindsTo": Ours("hy3-ray.service", "the engine's ranks live in the raylet"),
-    "Unit.After": Ours("network-online.target hy3-ray.service", "as Wants and BindsTo"),
+    "Unit.PartOf": Ours("hy3-ray.service", "the engine's ranks live in the raylet: they stop and restart together"),
+    "Unit.Wants": Ours("network-online.target hy3-ray.service", "as PartOf, which starts nothing"),
+    "Unit.After": Ours("network-online.target multi-user.target hy3-ray.service", "as Wants and PartOf"),
     "Service.RuntimeDirectory": Ours("hy3-serve", "one per unit; a shared one goes when either stops (decision 2)"),
 }
 # Compared in tests of their own.
@@ -164,6 +178,10 @@ ELSEWHERE = {"Service.Environment", "Service.ExecStart", "Service.ExecStartPre"}
 
 
 # ---- The comparison
+
+PROGRAMS = "/usr/local/lib/hy3"
+PYTHON = ["/usr/bin/python3", "-I"]
+UNTIL = [*PYTHON, f"{PROGRAMS}/until.py", "--"]
 
 
 class Rendered:
@@ -188,7 +206,13 @@ class Rendered:
         return split_words(line, command=True)
 
     def before(self, node: str, name: str) -> list[list[str]]:
-        return [split_words(line, command=True) for line in self.unit(node, name).get("Service.ExecStartPre", [])]
+        """What comes before the main process; a check that is waited for without the patience before it."""
+        lines = self.unit(node, name).get("Service.ExecStartPre", [])
+        commands = [split_words(line, command=True) for line in lines]
+        patient = [command[: len(UNTIL)] == UNTIL for command in commands]
+        # All but the purge, which cannot fail.
+        assert patient == [command[2] != f"{PROGRAMS}/page_cache.py" for command in commands]
+        return [command[len(UNTIL) * waits :] for command, waits in zip(commands, patient, strict=True)]
 
 
 def taken(argv: list[str], option: str) -> tuple[list[str], list[str]]:
@@ -196,6 +220,14 @@ def taken(argv: list[str], option: str) -> tuple[list[str], list[str]]:
     at = [index for index, word in enumerate(argv) if word == option]
     rest = [word for index, word in enumerate(argv) if index not in at and index - 1 not in at]
     return [argv[index + 1] for index in at], rest
+
+
+def systemd_says(root: Path, units: list[str]) -> list[str]:
+    """What systemd says of units below ``root``, but that the engine's programs are not here."""
+    command = ["systemd-analyze", "verify", "--man=no", *(str(root / unit) for unit in units)]
+    environment = {**os.environ, "SYSTEMD_UNIT_PATH": f"{root}:/lib/systemd/system"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return [line for line in done.stderr.splitlines() if str(root) in line or line.startswith("hy3-")]
 
 
 class Golden:
@@ -210,6 +242,8 @@ class Golden:
     environment: dict[str, Comparison]  # of the ranks
     units: dict[tuple[str, str], Comparison]
     slices: dict[str, int]
+    memory: t.ClassVar[list[str]]  # that must be available before a start, as arguments of memory.py
+    checkpoint: str
     stated: dict[str, object]
 
     @property
@@ -218,6 +252,13 @@ class Golden:
 
     def comparisons(self) -> list[Comparison]:
         return [*self.environment.values(), *self.units.values()]
+
+    def room(self) -> list[list[str]]:
+        """What every start waits for and does last, but for the fabric."""
+        return [
+            [*PYTHON, f"{PROGRAMS}/memory.py", *self.memory],
+            [*PYTHON, f"{PROGRAMS}/page_cache.py", self.checkpoint],
+        ]
 
     @classmethod
     def resolved(
@@ -288,6 +329,15 @@ class Golden:
         for (node, unit), comparison in self.units.items():
             assert rendered.settings(node, f"{unit}.service") == expected(comparison), (node, unit)
 
+    @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd")
+    def test_systemd_understands_them(self, rendered: Rendered, tmp_path: Path) -> None:
+        for node in self.nodes:
+            root = Path(shutil.copytree(rendered.root / node, tmp_path / node))
+            (root / "hy3-firewall.service").write_text("[Service]\nType=oneshot\nExecStart=/bin/true\n")
+            units = sorted(path.name for path in root.glob("*.service"))
+            said = [line for line in systemd_says(root, units) if " is not executable: No such file" not in line]
+            assert said == [], node
+
     def test_slice_bounds_the_sum(self, rendered: Rendered) -> None:
         """Recipes add up by hand what systemd then enforces for each unit only."""
         for node, gib in self.slices.items():
@@ -302,8 +352,8 @@ class Golden:
         """The unit's own part and what the resolver, called as the unit calls it, writes into the environment file."""
         for node, comparison in self.environment.items():
             own = rendered.environment(node, f"{self.ranks}.service")
-            resolver = rendered.before(node, f"{self.ranks}.service")[0]
-            assert resolver[:3] == ["/usr/bin/python3", "-I", "/usr/local/lib/hy3/roce.py"]
+            resolver = rendered.before(node, f"{self.ranks}.service")[-1]
+            assert resolver[:3] == [*PYTHON, f"{PROGRAMS}/roce.py"]
             links, rest = taken(resolver[3:], "--link")
             options = read_options(rest)
             assert (options.pop("output"), options.pop("sysfs-root")) == (f"/run/{self.ranks}/fabric.env", "/sys")
@@ -330,7 +380,6 @@ class Golden:
 class GoldenRay(Golden):
     """A recipe for vLLM on Ray: raylets on all nodes, the driver on the head."""
 
-    model: str
     ranks = RAY
     ray: dict[str, Comparison]
     vllm: Comparison
@@ -351,7 +400,7 @@ class GoldenRay(Golden):
 
     def test_vllm_arguments(self, rendered: Rendered) -> None:
         argv = rendered.argv(self.head, f"{SERVE}.service")
-        assert argv[:3] == ["/opt/hy3/venv/bin/vllm", "serve", self.model]
+        assert argv[:3] == ["/opt/hy3/venv/bin/vllm", "serve", self.checkpoint]
         assert read_options(argv[3:]) == expected(self.vllm)
 
     def test_driver_environment(self, rendered: Rendered) -> None:
@@ -359,11 +408,22 @@ class GoldenRay(Golden):
 
     def test_workers_wait_for_the_head(self, rendered: Rendered) -> None:
         """The recipes sleep for some seconds, or start by hand."""
-        wait = ["/usr/bin/python3", "-I", "/usr/local/lib/hy3/port.py", "wait"]
-        wait += ["--host", self.nodes[self.head].address, "--port", "6379", "--timeout", "600"]
+        wait = [*PYTHON, f"{PROGRAMS}/port.py", "wait"]
+        wait += ["--host", self.nodes[self.head].address, "--port", "6379", "--timeout", "2"]
         for node in self.nodes:
-            assert rendered.before(node, f"{RAY}.service")[1:] == ([] if node == self.head else [wait]), node
-        assert rendered.before(self.head, f"{SERVE}.service") == []
+            first = [] if node == self.head else [wait]
+            assert rendered.before(node, f"{RAY}.service")[:-1] == [*first, *self.room()], node
+
+    def test_the_driver_waits_for_all_raylets(self, rendered: Rendered) -> None:
+        addresses = [node.address for node in self.nodes.values()]
+        token = expected(self.driver)["RAY_AUTH_TOKEN_PATH"]
+        ports = [*PYTHON, f"{PROGRAMS}/port.py", "wait"]
+        ports += [word for address in addresses for word in ("--host", address)]
+        ports += ["--port", "6380", "--timeout", "2"]
+        members = [*PYTHON, f"{PROGRAMS}/members.py", "--python", "/opt/hy3/venv/bin/python"]
+        members += ["--address", f"{addresses[0]}:6379", "--token-file", token, "--gpus", str(len(addresses))]
+        members += [word for address in addresses for word in ("--member", address)]
+        assert rendered.before(self.head, f"{SERVE}.service") == [ports, members, *self.room()]
 
 
 class GoldenRanks(Golden):
@@ -379,11 +439,15 @@ class GoldenRanks(Golden):
     def test_arguments(self, rendered: Rendered) -> None:
         for node, comparison in self.arguments.items():
             argv = rendered.argv(node, f"{SERVE}.service")
+            argv = argv[argv.index("--") + 1 :]
             assert argv[: len(self.program)] == self.program
             assert read_options(argv[len(self.program) :]) == expected(comparison), node
         assert set(self.arguments) == set(self.nodes)
 
-    def test_no_rank_waits_for_another_before_its_start(self, rendered: Rendered) -> None:
-        """They meet by themselves; a start that waited for rank 0 would hide why that one does not come."""
-        for node in self.nodes:
-            assert rendered.before(node, f"{SERVE}.service")[1:] == [], node
+    def test_ranks_run_together_or_not_at_all(self, rendered: Rendered) -> None:
+        """No Ray tells one rank of another; recipes have a person who starts all again."""
+        at = f"{self.nodes[self.head].address}:29490"
+        for rank, node in enumerate(self.nodes):
+            tie = [*PYTHON, f"{PROGRAMS}/ranks.py", "--rank", str(rank), "--of", str(len(self.nodes)), "--at", at, "--"]
+            assert rendered.argv(node, f"{SERVE}.service")[: len(tie)] == tie
+            assert rendered.before(node, f"{SERVE}.service")[:-1] == self.room(), node

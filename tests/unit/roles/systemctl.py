@@ -18,7 +18,7 @@ PROGRAM = """\
 import sys
 state = {state!r}
 loaded = "loaded" if state else "not-found"
-units = [word for word in sys.argv if word.endswith(".service")]
+units = [word for word in sys.argv if word.endswith((".service", ".slice"))]
 block = ["Id=x", "Description={description}", f"LoadState={{loaded}}", f"ActiveState={{state or 'inactive'}}"]
 block += ["SubState=running", "MainPID=0", "Result=success", "NRestarts=0", "ExecMainStatus=0", "UnitFileState=static"]
 block += ["InvocationID="]

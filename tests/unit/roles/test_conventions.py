@@ -33,12 +33,14 @@ TRACKED = [
 OWNERS = {"profile": "hy3_", "lab": "hy3_lab_"}
 # What a role publishes for the ones after it.
 FACTS = {
-    "profile": {"hy3_plan"},
+    "profile": {"hy3_plan", "hy3_paths"},
     "preflight": {"hy3_node"},
     "checkpoint": {"hy3_checkpoint"},
     "engine": {"hy3_engine"},
     "engine_patch": {"hy3_patches"},
+    "upgrade": {"hy3_upgrade"},
     "bench": {"hy3_bench"},
+    "recover": {"hy3_recovery"},
     "report": {"hy3_report", "hy3_failure"},
 }
 # Stated per host, for role lab, which runs on the controller.
@@ -217,10 +219,13 @@ def test_no_role_knows_an_inventory_group(role: str) -> None:
     assert [relative(path) for path in files_of(role, ".") if pattern.search(path.read_text())] == []
 
 
+LAB_PROFILES = ("tiny_lab", "tiny_lab_tp1", "tiny_lab_tp3", "tiny_lab_sglang")
+
+
 @each_role
 def test_no_role_but_the_lab_knows_the_lab(role: str) -> None:
     """What differs from a Spark is in inventories/lab and roles/lab, and nowhere else."""
-    allowed = {f"roles/profile/files/profiles/{name}.yml" for name in ("tiny_lab", "tiny_lab_tp1", "tiny_lab_tp3")}
+    allowed = {f"roles/profile/files/profiles/{name}.yml" for name in LAB_PROFILES}
     known = {
         relative(path)
         for path in files_of(role, ".")
@@ -319,7 +324,7 @@ def test_inventory_installs_what_its_profile_names(path: Path) -> None:
 # ---- Source files
 
 # Copied to the nodes by a role, and run there by a bare interpreter.
-ON_THE_NODES = ["_roce", "_port", "_memory", "_api_guard"]
+ON_THE_NODES = ["_roce", "_port", "_until", "_members", "_ranks", "_memory", "_page_cache", "_api_guard"]
 
 
 def imports(tree: ast.AST) -> Iterator[str]:

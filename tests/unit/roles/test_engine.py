@@ -41,7 +41,7 @@ class Node:
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.venv, self._monkeypatch = root, root / "node/venv", monkeypatch
-        self.mark = self.venv / ".hy3-installing"
+        self.mark, self.made = self.venv / ".hy3-installing", self.venv / ".hy3-made"
         wheels = root / "wheels"
         wheels.mkdir()
         for name, version in WHEELS:
@@ -103,6 +103,7 @@ def test_make_keep_and_upgrade(node: Node) -> None:
     )
     assert node.module("vllm").read_text() == "__version__ = '0.24.0'\n"
     assert not node.mark.exists()
+    assert node.made.exists()
 
     # Any pip call fails now.
     wheels = Path(os.environ["PIP_FIND_LINKS"])
@@ -237,7 +238,24 @@ def test_a_venv_of_somebody_without_pip(node: Node) -> None:
     assert f"hy3_venv is {node.venv}, which on spark-1 has no pip" in said(node.play(PINS))
 
 
+def test_a_venv_where_somebody_had_a_directory_is_not_marked_as_ours(node: Node) -> None:
+    """Else remove_hy3 would remove it."""
+    node.venv.mkdir(parents=True)
+    assert changed(node.play(PINS))
+    assert node.module("vllm").exists()
+    assert not node.made.exists()
+
+
 def test_an_own_venv_is_not_touched(node: Node) -> None:
     text = said(node.play([]))
     assert f"hy3_venv is {node.venv}, which on spark-1 has no bin/python that user" in text
+    assert not node.venv.exists()
+
+
+def test_never_into_what_an_upgrade_goes_back_to(node: Node) -> None:
+    text = said(node.play(PINS, hy3_upgrade={"from": str(node.venv)}))
+    assert (
+        f"hy3_venv is {node.venv}, from which the engine on spark-1 was started, and installing {MISSING} there would "
+        f"leave nothing to go back to; set hy3_venv to another path, for instance {node.venv}-vllm-0.24.0."
+    ) in text
     assert not node.venv.exists()

@@ -103,7 +103,8 @@ def capped(cap: str, differences: Differences) -> Comparison:
 class TestSeed(GoldenRay):
     inventory = "sparks"
     profile = "libertai_nvfp4_tp2"
-    model = "/opt/hy3/models/Hy3-NVFP4"
+    checkpoint = "/opt/hy3/models/Hy3-NVFP4"
+    memory = ["--share", "0.85"]
     nodes = {
         name: Node(address, (Port(NETDEV, HCA, address, GID_INDEXES[name]),)) for name, address in ADDRESSES.items()
     }

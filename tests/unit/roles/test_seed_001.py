@@ -100,7 +100,8 @@ def capped(cap: str, differences: Differences) -> tuple[Table, Differences]:
 class TestSeed(GoldenRay):
     inventory = "sparks-w4a16"
     profile = "kodelow_w4a16_tp2"
-    model = "/opt/hy3/models/Hy3-NVFP4-W4A16"
+    checkpoint = "/opt/hy3/models/Hy3-NVFP4-W4A16"
+    memory = ["--share", "0.9"]
     nodes = {name: Node(address, (Port(NETDEV, HCA, address, 3),)) for name, address in ADDRESSES.items()}
     ray = {
         node: ({}, RAY_OF[node] | STORE | {"node-ip-address": Ours(address, LIBERTAI)})

@@ -109,7 +109,8 @@ def capped(cap: str, differences: Differences) -> tuple[Table, Differences]:
 class TestSeed(GoldenRay):
     inventory = "sparks-tp3"
     profile = "marianbusoi_nvfp4_fp8_tp3"
-    model = "/opt/hy3/models/Hy3-NVFP4-FP8-TP3"
+    checkpoint = "/opt/hy3/models/Hy3-NVFP4-FP8-TP3"
+    memory = ["--share", "0.85"]
     nodes = {name: Node(address, LINKS[name], MANAGEMENT) for name, address in ADDRESSES.items()}
     nccl = "2.30.7"  # of torch 2.14.0, of vLLM 0.33.0
     ray = {

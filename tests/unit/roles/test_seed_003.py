@@ -110,7 +110,7 @@ CAP = "the card has no limits; 0.70 of the memory is 85 GiB, and a rank takes mo
 RANK_UNIT: Differences = UNIT | {
     "Service.RuntimeDirectory": Ours(SERVE, "holds this start's GID index and NCCL's log"),
     "Unit.BindsTo": Ours("hy3-firewall.service", "what a rank listens on runs code for whoever reaches it"),
-    "Unit.After": Ours("network-online.target hy3-firewall.service", "as Wants and BindsTo"),
+    "Unit.After": Ours("network-online.target multi-user.target hy3-firewall.service", "as Wants and BindsTo"),
     "Service.EnvironmentFile": Ours(f"-/run/{SERVE}/fabric.env", "the index drifts: found at each start (decision 4)"),
     "Service.MemoryMax": Ours("108G", CAP),
     "Service.MemorySwapMax": Ours("0", "LibertAI's, seed 000: a kill, no thrashing"),
@@ -122,6 +122,8 @@ class TestSeed(GoldenRanks):
     profile = "vroomfondel_w4a4_tp4"
     nodes = {name: Node(address, (Port(NETDEV, HCA, address, 3),)) for name, address in ADDRESSES.items()}
     program = ["/opt/hy3/venv/bin/python", "-m", "sglang.launch_server"]
+    checkpoint = "/opt/hy3/models/Hy3-NVFP4-W4A4"
+    memory = ["--floor", "100G"]
     environment = {node: ({}, environment_of(node)) for node in ADDRESSES}
     units = {(node, SERVE): ({}, RANK_UNIT) for node in ADDRESSES}
     slices = dict.fromkeys(ADDRESSES, 108)

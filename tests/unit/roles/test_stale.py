@@ -49,6 +49,9 @@ def process(started: float | None, *, pid: int = 7, title: str = "raylet") -> di
 
 OLD, NEW = process(100.0), process(300.0, pid=8, title="ray::RayWorkerProc")
 BEFORE = f"raylet (process 7) started before {FILE} was patched"
+INDEX_3, INDEX_6 = {"NCCL_IB_GID_INDEX": "3", "NCCL_IB_HCA": "=a"}, {"NCCL_IB_GID_INDEX": "6", "NCCL_IB_HCA": "=a"}
+STARTED = process(100.0) | {"environment": INDEX_3}
+WORKER = process(300.0, pid=8, title="ray::RayWorkerProc") | {"environment": None}
 # (id, processes, patches, other variables, answer)
 TEST_STALE: list[tuple[str, list[dict[str, t.Any]], Patches, dict[str, t.Any], str]] = [
     ("after", [NEW], [patch(200.0)], {}, ""),
@@ -67,6 +70,23 @@ TEST_STALE: list[tuple[str, list[dict[str, t.Any]], Patches, dict[str, t.Any], s
         {"stale_digest": "another"},
         "it runs with other settings, versions or patches than wanted",
     ),
+    # Whoever started it, a play, a reboot or systemd after a crash, resolved the index of that time.
+    ("the fabric as it was", [STARTED, WORKER], [], {"stale_fabric": INDEX_3}, ""),
+    (
+        "the fabric drifted",
+        [STARTED, WORKER],
+        [],
+        {"stale_fabric": INDEX_6},
+        f"it was started with {INDEX_3}, and the fabric of this node is now {INDEX_6}",
+    ),
+    (
+        "no index any more",
+        [STARTED, WORKER],
+        [],
+        {"stale_fabric": {"NCCL_IB_HCA": "=a"}},
+        f"it was started with {INDEX_3}, and the fabric of this node is now {{'NCCL_IB_HCA': '=a'}}",
+    ),
+    ("no ranks, no fabric", [STARTED], [], {}, ""),
 ]
 
 

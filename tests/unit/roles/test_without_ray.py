@@ -47,9 +47,15 @@ def written(rendered: Rendered) -> set[str]:
     return {str(path.relative_to(rendered.root)) for path in rendered.root.glob("spark-*/*.service")}
 
 
+def engine_argv(rendered: Rendered, node: str) -> list[str]:
+    """Without what ties it to the ranks of the other nodes."""
+    argv = rendered.argv(node, UNIT)
+    return argv[argv.index("--") + 1 :] if "--" in argv else argv
+
+
 def beside_the_profile(rendered: Rendered, node: str) -> Table:
     """Options but for those of the profile, which test_seed_000 knows."""
-    argv = rendered.argv(node, UNIT)
+    argv = engine_argv(rendered, node)
     assert argv[:3] == ["/opt/hy3/venv/bin/vllm", "serve", "/opt/hy3/models/Hy3-NVFP4"]
     options = read_options(argv[3:])
     profile = {"tensor-parallel-size": "2", "moe-backend": "marlin", "enforce-eager": "", "kv-cache-dtype": "fp8"}
@@ -81,14 +87,22 @@ def test_a_rank_has_its_nodes_environment_and_nothing_of_ray(two: Rendered) -> N
         assert environment["VLLM_HOST_IP"] == f"192.168.100.{number}"
         assert environment["NCCL_DEBUG_FILE"] == "/run/hy3-serve/nccl.%p.log"
         assert [name for name in environment if name.startswith(("RAY_AUTH", "RAY_ADDRESS"))] == []
-        (resolver,) = two.before(node, UNIT)
-        assert "/run/hy3-serve/fabric.env" in resolver
+        assert "/run/hy3-serve/fabric.env" in two.before(node, UNIT)[-1]
+
+
+def test_two_nodes_run_their_ranks_together(two: Rendered) -> None:
+    for node, rank in (("spark-1", "0"), ("spark-2", "1")):
+        tie = ["--rank", rank, "--of", "2", "--at", f"{HEAD}:29490", "--"]
+        assert two.argv(node, UNIT)[:10] == ["/usr/bin/python3", "-I", "/usr/local/lib/hy3/ranks.py", *tie]
 
 
 def test_one_host_needs_neither_fabric_nor_ray(host: Rendered) -> None:
     assert written(host) == {f"spark-1/{UNIT}"}
     assert beside_the_profile(host, "spark-1") == BESIDE_THE_PROFILE | API
-    assert host.before("spark-1", UNIT) == []
+    assert [command[2:] for command in host.before("spark-1", UNIT)] == [
+        ["/usr/local/lib/hy3/page_cache.py", "/opt/hy3/models/Hy3-NVFP4"]
+    ], "its GPUs have memory of their own"
+    assert "/usr/local/lib/hy3/ranks.py" not in host.argv("spark-1", UNIT)
     assert "Service.EnvironmentFile" not in host.settings("spark-1", UNIT)
     environment = host.environment("spark-1", UNIT)
     assert environment["VLLM_HOST_IP"] == "127.0.0.1"
@@ -98,4 +112,4 @@ def test_one_host_needs_neither_fabric_nor_ray(host: Rendered) -> None:
 def test_one_host_with_a_fabric_address_is_held_to_it(tmp_path: Path) -> None:
     host = render(tmp_path, "--limit", "spark-1")
     assert host.environment("spark-1", UNIT)["VLLM_HOST_IP"] == HEAD
-    assert len(host.before("spark-1", UNIT)) == 1
+    assert "/run/hy3-serve/fabric.env" in host.before("spark-1", UNIT)[-1]

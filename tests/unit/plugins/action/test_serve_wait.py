@@ -148,7 +148,7 @@ def test_progress_until_ready(boot: Boot) -> None:
         "localhost: starting the API",
     ]
     assert [seen["phase"] for seen in result["phases"]] == ["starting", "loading", "ready"]
-    assert (result["changed"], result["failure"]) == (False, None)
+    assert (result["changed"], result["failure"], result["ended"]) == (False, None, False)
     assert result["log"]["shards"]["target"] == {"loaded": 99, "total": 99}
     assert result["elapsed_s"] > 0
 
@@ -163,17 +163,20 @@ def test_a_fatal_line_ends_the_wait(boot: Boot) -> None:
 def test_a_failed_unit_ends_the_wait(boot: Boot) -> None:
     _shown, result = boot(LOADS, state="failed", result="oom-kill")
     assert result["msg"].startswith(f"{UNIT} is failed (result oom-kill")
+    assert result["ended"] is True
 
 
 def test_the_timeout_says_where_it_stood(boot: Boot) -> None:
     _shown, result = boot(LOADS, timeout=1)
     assert "still loading weights 12/99 shards" in result["msg"]
     assert "12/99 [00:10<01:20" in result["msg"]
+    assert result["ended"] is False, "it may be ready later"
 
 
 def test_check_mode_does_not_wait(boot: Boot) -> None:
     shown, result = boot(LOADS, check=True)
-    assert (shown, result) == ("", {"changed": False, "elapsed_s": 0.0, "failure": None, "log": None, "phases": []})
+    nothing = {"changed": False, "elapsed_s": 0.0, "ended": False, "failure": None, "log": None, "phases": []}
+    assert (shown, result) == ("", nothing)
 
 
 def test_an_unknown_option_is_refused(boot: Boot) -> None:

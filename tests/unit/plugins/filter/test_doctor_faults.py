@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 Seen = dict[str, t.Any]
-UNIT = {"load_state": "loaded", "active_state": "active", "result": "success", "n_restarts": 0}
+UNIT = {"load_state": "loaded", "active_state": "active", "result": "success", "n_restarts": 0, "remarks": []}
 RAYLET: Seen = {
     "kind": "raylet",
     "pid": 9,
@@ -80,6 +80,20 @@ FAULTS: list[tuple[str, Seen, str, str, str]] = [
         "error",
         "unit",
         "hy3-serve.service is activating (exit-code, 5 restarts)",
+    ),
+    (
+        "a unit that waits",
+        {"status": {"units": {"hy3-ray.service": {**UNIT, "active_state": "activating", "remarks": ["It waits: x."]}}}},
+        "error",
+        "unit",
+        "and it must be active; read `journalctl -u hy3-ray.service` there. It waits: x.",
+    ),
+    (
+        "a unit that ended and runs again",
+        {"status": {"units": {"hy3-ray.service": {**UNIT, "remarks": ["It was started again."]}}}},
+        "warning",
+        "unit",
+        "It was started again.",
     ),
     (
         "Ray on the LAN",

@@ -26,6 +26,7 @@ PLAN: dict[str, t.Any] = {
     },
     "ray_head_ports": {"ray-client-server-port": 10001, "autoscaler-metrics-port": 44217},
     "rank_port": 29501,
+    "tie_port": 29490,
 }
 Units = dict[str, dict[str, str]]
 
@@ -78,9 +79,9 @@ def test_a_cluster_that_was_stopped_is_in_nobodys_way(state: str) -> None:
 
 # What the ranks need without Ray, by (engine, head): SGLang listens on the API's port on every node.
 NEEDED: dict[tuple[str, bool], list[int]] = {
-    ("vllm", True): [8000, 29501],
+    ("vllm", True): [8000, 29490, 29501],
     ("vllm", False): [],
-    ("sglang", True): [8000, 29501],
+    ("sglang", True): [8000, 29490, 29501],
     ("sglang", False): [8000],
 }
 
@@ -88,7 +89,7 @@ NEEDED: dict[tuple[str, bool], list[int]] = {
 @pytest.mark.parametrize(("engine", "head"), NEEDED)
 def test_ports_without_ray(engine: str, head: bool) -> None:
     plan = PLAN | {"engine": engine, "executor": "mp", "node": {"is_head": head}}
-    strangers = [listener(port, "nginx", "nginx.service") for port in (6379, 6380, 8000, 29501)]
+    strangers = [listener(port, "nginx", "nginx.service") for port in (6379, 6380, 8000, 29490, 29501)]
     problems = occupant_problems(strangers, plan, NOT_DEPLOYED)
     assert [int(problem.split()[1]) for problem in problems] == NEEDED[engine, head]
 

@@ -23,6 +23,7 @@ PLAN: dict[str, t.Any] = {
     "ray_args": {"object-store-memory": 2000000000},
     "api": {"port": 8000},
     "rank_port": 29501,
+    "tie_port": 29490,
     "ray_port": 6379,
     "ray_ports": {"node-manager-port": 6380, "min-worker-port": 10100, "max-worker-port": 10299},
     "ray_head_ports": {"ray-client-server-port": 10001, "autoscaler-metrics-port": 44217},
@@ -178,6 +179,10 @@ PROBLEMS: dict[str, tuple[dict[str, t.Any], str]] = {
     "where the ranks meet": (
         {"executor": "mp", "api.port": 29501},
         "hy3_api_port is 29501, where the ranks meet; choose another, for instance 8000.",
+    ),
+    "where the ranks say that they are there": (
+        {"executor": "mp", "api.port": 29490},
+        "hy3_api_port is 29490, where the ranks meet; choose another, for instance 8000.",
     ),
     "what belongs to a node": (
         {"engine_env": {"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "rocep1s0f0", "NCCL_IB_GID_INDEX": 3}},

@@ -200,6 +200,26 @@ def test_without_a_log_every_setting_is_a_problem() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("log", "restarted", "settings"),
+    [
+        ({"config": None}, True, 6),
+        ({"config": None}, False, 0),  # rotated away
+        (None, False, 6),
+    ],
+)
+def test_an_older_start_may_have_lost_the_beginning_of_its_log(
+    log: Status | None, restarted: bool, settings: int
+) -> None:
+    assert len(serve_problems(healthy() | {"log": log}, PLAN, FABRIC_ENV, restarted=restarted)) == settings
+
+
+def test_what_an_older_start_says_counts() -> None:
+    status = healthy()
+    shorter_context(status)
+    assert len(serve_problems(status, PLAN, FABRIC_ENV, restarted=False)) == 1
+
+
 def test_an_option_that_the_inventory_changed_is_what_is_asked_for() -> None:
     plan = PLAN | {"engine_args": ENGINE_ARGS | {"max-model-len": 32768, "speculative-config": None}}
     status = healthy()

@@ -74,6 +74,14 @@ PROBLEMS: dict[str, tuple[dict[str, object], str]] = {
         {"hy3_hca": ["rocep1s0f1"]},
         "hy3_hca is ['rocep1s0f1'], and it must be text; write some, or leave the line out.",
     ),
+    "a word near one of few": (
+        {"hy3_guard": "erlyoom"},
+        "hy3_guard is 'erlyoom', and it knows auto, oomd, earlyoom, none only; write earlyoom.",
+    ),
+    "a word near none of few": (
+        {"hy3_guard": "yes"},
+        "hy3_guard is 'yes', and it knows auto, oomd, earlyoom, none only; leave the line out.",
+    ),
     "nothing for a path": (
         {"hy3_venv": None},
         "hy3_venv is None, and it must be a path; write one, or leave the line out.",

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ansible_collections.sparks.hy3.plugins.module_utils import _memory
 from ansible_collections.sparks.hy3.plugins.module_utils._memory import (
     GIB,
     MemoryInputError,
@@ -22,6 +25,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._memory import (
     parse_meminfo,
     parse_owners,
     parse_size,
+    short_of,
     swap_limit,
 )
 from hypothesis import given, settings
@@ -362,6 +366,52 @@ def test_limit_of_a_dead_process(tmp_path: Path, read: Callable[..., object]) ->
 def test_memory_limit_of_this_process() -> None:
     found = memory_limit("self")
     assert (found.limit is None) == (found.source == "")
+
+
+# ---- What an engine claims at its start
+
+TOTAL = 127600748 * 1024
+# Share, floor, what is available: what is missing.
+SHORT: dict[str, tuple[float, int, float, str | None]] = {
+    "enough for the share": (0.85, 0, 103.45, None),
+    "not enough for the share": (0.85, 0, 103.4, "103.40 GiB are available on this node and the engine needs 103.44"),
+    "enough for the floor": (0.0, 100 * GIB, 100, None),
+    "not enough for the floor": (
+        0.0,
+        112 * GIB,
+        61,
+        "61.00 GiB are available on this node and the engine needs 112.00",
+    ),
+    "the larger of both": (0.85, 112 * GIB, 110, "needs 112.00 GiB"),
+    "nothing asked": (0.0, 0, 0, None),
+}
+
+
+@pytest.mark.parametrize(("share", "floor", "available", "words"), SHORT.values(), ids=SHORT)
+def test_short_of(share: float, floor: int, available: float, words: str | None) -> None:
+    found = short_of({"MemTotal": TOTAL, "MemAvailable": int(available * GIB)}, share=share, floor=floor)
+    assert (found is None) == (words is None)
+    assert (words or "") in (found or "")
+
+
+def test_program_sees_the_memory_come_back(tmp_path: Path) -> None:
+    """Field case B116: after the last process has gone, a minute passes."""
+    program = ["/usr/bin/python3", "-I", str(shutil.copy(_memory.__file__, tmp_path / "memory.py"))]
+    program += ["--share", "0.85", "--floor", "112G", "--proc", str(tmp_path)]
+    answers = []
+    for gib in (14.2, 61.0, 113.9):
+        meminfo = f"MemTotal: {TOTAL // 1024} kB\nMemAvailable: {int(gib * 1024**2)} kB\n"
+        (tmp_path / "meminfo").write_text(meminfo)
+        done = subprocess.run(program, capture_output=True, text=True, check=False)
+        answers.append((done.returncode, done.stderr.partition(" are")[0]))
+    assert answers == [(1, "14.20 GiB"), (1, "61.00 GiB"), (0, "")]
+
+
+@pytest.mark.parametrize("arguments", [["--floor", "much"], ["--share", "x"], ["--floor", "50%"]])
+def test_program_refuses_a_wrong_command_line(tmp_path: Path, arguments: list[str]) -> None:
+    program = ["/usr/bin/python3", "-I", str(shutil.copy(_memory.__file__, tmp_path / "memory.py"))]
+    done = subprocess.run([*program, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
 
 
 # ---- Whatever stands in these files: a value, or one sentence

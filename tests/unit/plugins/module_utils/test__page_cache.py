@@ -7,13 +7,16 @@ from __future__ import annotations
 import inspect
 import mmap
 import os
+import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ansible_collections.sparks.hy3.plugins.module_utils import _page_cache
 from ansible_collections.sparks.hy3.plugins.module_utils._page_cache import (
     WINDOW,
     Failed,
@@ -301,3 +304,16 @@ def test_all_caches_are_dropped_through_the_kernel_s_file(tmp_path: Path) -> Non
 def test_a_stranger_may_not_drop_all_caches() -> None:
     with pytest.raises(PermissionError):
         drop_all()
+
+
+def test_program_releases_and_never_keeps_an_engine_from_starting(tmp_path: Path) -> None:
+    program = ["/usr/bin/python3", "-I", str(shutil.copy(_page_cache.__file__, tmp_path / "page_cache.py"))]
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint/a.safetensors").write_bytes(os.urandom(MIB))
+    (tmp_path / "checkpoint/loop").symlink_to("loop")
+    done = subprocess.run([*program, str(tmp_path / "checkpoint")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1)
+    assert " bytes of page cache of 1 files; " in done.stdout
+    assert done.stderr.startswith(f"warning: {tmp_path}/checkpoint/loop was left alone: ")
+    nothing = subprocess.run([*program, "/nowhere"], capture_output=True, text=True, check=False)
+    assert (nothing.returncode, nothing.stderr) == (0, "")

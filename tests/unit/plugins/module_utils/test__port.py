@@ -114,6 +114,16 @@ def program(tmp_path: Path) -> list[str]:
     ]
 
 
+def test_program_waits_for_the_port_of_each_host(program: list[str], bound: socket.socket) -> None:
+    port = bound.getsockname()[1]
+    command = [*program, "--host", "127.0.0.2", "--port", str(port), "--timeout", "0"]
+    bound.listen()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.startswith(f"127.0.0.2:{port} did not accept")) == (1, True)
+    with socket.create_server(("127.0.0.2", port)):
+        assert subprocess.run(command, check=False).returncode == 0
+
+
 def test_program_waits_through_refused_connections(program: list[str], bound: socket.socket) -> None:
     command = [*program, "--port", str(bound.getsockname()[1]), "--timeout", "20"]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as waiting:

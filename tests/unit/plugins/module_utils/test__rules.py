@@ -647,6 +647,18 @@ PADDED = {"num_attention_heads": 12, "num_key_value_heads": 6, "intermediate_siz
 INTENDED["tiny_lab_tp3"] = [
     {**lab, "nodes": 3, "checkpoint": {**lab["checkpoint"], **PADDED}} for lab in INTENDED["tiny_lab"]
 ]
+INTENDED["tiny_lab_sglang"] = [
+    {
+        **{"engine": "sglang", "version": "0.5.23", "nodes": 2, "environment": SGLANG["environment"]},
+        **{key: value for key, value in INTENDED["tiny_lab"][0].items() if key != "version"},
+        "packages": {"torch": "2.13.0+cpu"},
+        "checkpoint": {
+            **{**INTENDED["tiny_lab"][0]["checkpoint"], "scheme": "nvfp4", "method": "modelopt"},
+            **{"lm_head_excluded": True, "shared_experts_names": True, "layer_wildcards": True},
+        },
+        "patches": ["P4", "P5", "P8"],  # as read from the checkpoint
+    }
+]
 PROFILES = sorted((ROOT / "roles/profile/files/profiles").glob("*.yml"))
 
 
@@ -658,6 +670,8 @@ def test_every_profile_has_an_intended_engine() -> None:
 def test_profiles_pass_on_their_engines(name: str) -> None:
     profile = yaml.safe_load((ROOT / f"roles/profile/files/profiles/{name}.yml").read_text())
     lab = yaml.safe_load((ROOT / "inventories/lab/group_vars/sparks.yml").read_text())
+    if name == "tiny_lab_sglang":
+        lab |= yaml.safe_load((ROOT / "inventories/lab-sglang/group_vars/sparks/2-sglang.yml").read_text())
     # As role sglang_serve starts it.
     meeting = {"nnodes": 4, "dist-init-addr": "10.77.0.1:25000"} if profile["executor"] == "mp" else {}
     plan = {

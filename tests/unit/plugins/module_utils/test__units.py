@@ -14,6 +14,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._units import (
     Processes,
     before_command,
+    between_states,
     boot_time,
     innermost_unit,
     journal_commands,
@@ -21,6 +22,8 @@ from ansible_collections.sparks.hy3.plugins.module_utils._units import (
     number,
     parse_show,
     refuse_secrets,
+    remarks,
+    start_facts,
     ticks_since_boot,
     unit_of_cgroup,
 )
@@ -70,6 +73,61 @@ def test_an_alias_keeps_the_name_that_was_asked() -> None:
 def test_a_missing_block_is_said() -> None:
     with pytest.raises(Hy3Error, match="for 2 units of the 3 asked"):
         parse_show(SHOWN, ["a", "b", "c"])
+
+
+# What systemd 252 printed of a unit of ours: how it starts.
+RUNNING = {"ActiveState": "active", "Result": "success", "NRestarts": "0", "UnitFileState": "enabled", "Job": ""}
+RUNNING |= {"StartLimitBurst": "5", "StartLimitIntervalUSec": "4h", "StatusText": ""}
+AGAIN = RUNNING | {"NRestarts": "2"}
+OFTEN = RUNNING | {"ActiveState": "failed", "Result": "start-limit-hit", "NRestarts": "4"}
+WAITING = RUNNING | {"ActiveState": "activating", "StatusText": "waits: Ray at h:1 does not list 10.77.0.2"}
+LOG = "`journalctl -u hy3-serve.service`"
+# Properties: what there is to say.
+TEST_REMARKS: dict[str, tuple[dict[str, str], list[str]]] = {
+    "runs": (RUNNING, []),
+    "once": (
+        RUNNING | {"NRestarts": "1"},
+        [f"hy3-serve.service has ended by itself and was started again once; {LOG} says why."],
+    ),
+    "twice": (AGAIN, [f"hy3-serve.service has ended by itself and was started again 2 times; {LOG} says why."]),
+    "too often": (
+        OFTEN,
+        [
+            "hy3-serve.service stays down after 5 starts within 4h, as many as it may have, because every start that "
+            f"fails may leave memory behind; read {LOG}, mend the cause and run serve_hy3, which starts it again."
+        ],
+    ),
+    "waits": (WAITING, ["hy3-serve.service waits: Ray at h:1 does not list 10.77.0.2."]),
+    "waits after a crash": (
+        WAITING | {"NRestarts": "1"},
+        [
+            f"hy3-serve.service has ended by itself and was started again once; {LOG} says why.",
+            "hy3-serve.service waits: Ray at h:1 does not list 10.77.0.2.",
+        ],
+    ),
+    "was stopped while it waited": (WAITING | {"ActiveState": "inactive"}, []),
+    "another status": (RUNNING | {"ActiveState": "activating", "StatusText": "Processing requests..."}, []),
+    "is not there": ({"ActiveState": "inactive", "Result": "success", "NRestarts": "0"}, []),
+}
+
+
+@pytest.mark.parametrize(("shown", "expected"), TEST_REMARKS.values(), ids=TEST_REMARKS)
+def test_remarks(shown: dict[str, str], expected: list[str]) -> None:
+    assert remarks("hy3-serve.service", start_facts(shown)) == expected
+
+
+def test_start_facts() -> None:
+    facts = start_facts(RUNNING)
+    assert (facts["enabled"], facts["start_limit"], facts["limit_reached"]) == (True, "5 starts within 4h", False)
+    assert start_facts(RUNNING | {"UnitFileState": "static"})["enabled"] is False
+    assert start_facts(RUNNING | {"StartLimitIntervalUSec": "0"})["start_limit"] is None
+    assert start_facts(OFTEN)["limit_reached"]
+
+
+@pytest.mark.parametrize(("job", "expected"), [("", False), ("0", False), ("4711", True)])
+def test_between_states(job: str, expected: bool) -> None:
+    assert between_states({"Job": job}) is expected
+    assert between_states({}) is False
 
 
 TEST_NUMBERS: list[tuple[str, int | None]] = [

@@ -107,6 +107,33 @@ def test_running_unit(node: Node) -> None:
     assert time.time() - 3600 * 24 < unit["started"] <= time.time()
 
 
+def test_how_it_starts(node: Node) -> None:
+    node.systemd(DEPLOYED | {"UnitFileState": "enabled", "StartLimitBurst": "5", "StartLimitIntervalUSec": "4h"})
+    unit = node.status(units=[SERVE])["units"][SERVE]
+    assert (unit["enabled"], unit["start_limit"], unit["limit_reached"]) == (True, "5 starts within 4h", False)
+    assert (unit["waits_for"], unit["remarks"]) == (None, [])
+    node.systemd(DEPLOYED | {"NRestarts": "1"})
+    assert node.status(units=[SERVE])["units"][SERVE]["remarks"]
+
+
+def test_settles(node: Node, tmp_path: Path) -> None:
+    """It waits while systemd has something to do, and no longer than it may."""
+    shown = {
+        busy: "\n".join(f"{name}={value}" for name, value in {**DEPLOYED, "Job": busy}.items()) for busy in ("7", "")
+    }
+    count = tmp_path / "count"
+    looks = f"import pathlib\ncount = pathlib.Path({str(count)!r})\ncount.write_text(count.read_text() + '.')\n"
+    node.program("systemctl", f"{looks}print({shown['']!r} if len(count.read_text()) > 2 else {shown['7']!r})")
+    for settle, expected in ((0, 1), (30, 3)):
+        count.write_text("")
+        assert node.status(units=[SERVE], settle=settle)["units"][SERVE]["active_state"] == "active"
+        assert len(count.read_text()) == expected
+    node.program("systemctl", f"{looks}print({shown['7']!r})")
+    began = time.monotonic()
+    node.status(units=[SERVE], settle=1)
+    assert 1 <= time.monotonic() - began < 20
+
+
 # (id, properties that differ, words of the way out)
 TEST_FAILURES: list[tuple[str, dict[str, str], str]] = [
     ("failed", {"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}, "patch P1"),

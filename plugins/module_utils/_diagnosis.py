@@ -108,7 +108,9 @@ def _of_node(host: str, status: Facts, active: float | None) -> t.Iterator[Findi
     if status.get("unreachable") or status.get("failed"):
         yield Finding(host, _unreached(status) if status.get("unreachable") else _blind(status))
         return
-    failures: list[Failure | None] = [*(status.get("failures") or [status.get("failure")])]
+    # Of a start that systemd has repeated the one before has the reason.
+    told = status.get("failures") or ([status["failure"]] if status.get("failure") else status.get("failures_before"))
+    failures: list[Failure | None] = [*(told or [])]
     failures += [one.get("failure") for one in status.get("engines") or []]
     failures += [*(status.get("troubles") or []), *(status.get("kills") or [])]
     failures += [unit_failure(name, unit) for name, unit in (status.get("units") or {}).items()]

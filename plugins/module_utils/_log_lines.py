@@ -123,14 +123,8 @@ def last_start(lines: t.Sequence[Line]) -> list[Line]:
 
 
 def merged(*logs: t.Sequence[Line]) -> list[Line]:
-    """The lines of several logs in the order of their times; those before the first time of their log come first."""
-    keyed = [[((line.time or 0.0), line) for line in _increasing(log)] for log in logs]
-    return [line for _time, line in heapq.merge(*keyed, key=lambda pair: pair[0])]
+    """The lines of several logs in the order of their times; those before the first time of their log come first.
 
-
-def _increasing(log: t.Sequence[Line]) -> t.Iterator[Line]:
-    # A clock that was set back must not move a line before those that its log has earlier.
-    latest = 0.0
-    for line in log:
-        latest = max(latest, line.time or 0.0)
-        yield line if line.time is None else line._replace(time=latest)
+    Each log keeps its own order, also where its clock was set back.
+    """
+    return list(heapq.merge(*logs, key=lambda line: line.time or 0.0))

@@ -102,6 +102,12 @@ def journal_commands(invocation: str, *, started: int | None, now: int) -> list[
     return [[*command, f"--until=@{end}"], [*command, f"--since=@{end}", f"--lines={_NEWEST_LINES}"]]
 
 
+def before_command(unit: str, *, started: int) -> list[str]:
+    """The command that prints the newest lines of a unit from the boot window before this start (Unix seconds)."""
+    command = ["journalctl", "--no-pager", "--quiet", "--all", "--output=short-unix", f"_SYSTEMD_UNIT={unit}"]
+    return [*command, f"--since=@{started - _BOOT_WINDOW}", f"--until=@{started}", f"--lines={_NEWEST_LINES}"]
+
+
 def refuse_secrets(names: t.Iterable[str]) -> None:
     """Raise for a variable name that looks like a secret: what is reported ends up in logs and reports."""
     for name in names:

@@ -129,7 +129,8 @@ def _end(status: t.Mapping[str, t.Any], goal: Goal) -> str | None:
     # Waiting for other nodes comes before the start and is none: only a grown count tells.
     restarts = unit["n_restarts"] - goal.restarts
     if restarts > 0:
-        return f"{goal.unit} ended and was restarted {_times(restarts)}{_why(failure)}"
+        before = next(iter(status.get("failures_before") or []), None)
+        return f"{goal.unit} ended and was restarted {_times(restarts)}{_why(failure or before)}"
     restarts_soon = restarts_itself(unit["sub_state"])
     if unit["active_state"] in ("failed", "inactive") or restarts_soon:
         result = f"result {unit['result']}, exit status {unit['exec_main_status']}"

@@ -409,6 +409,13 @@ failures:
   type: list
   elements: dict
   sample: []
+failures_before:
+  description:
+    - As RV(failures), of the start before this one, where systemd has repeated it by itself and this one has none.
+  returned: always
+  type: list
+  elements: dict
+  sample: []
 remarks:
   description:
     - What the log says that is no failure - an engine that waits, that has gone silent, or that drafts in vain -, with
@@ -640,6 +647,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._remarks import Remark,
 from ansible_collections.sparks.hy3.plugins.module_utils._unit_failures import memory_failure, unit_failure
 from ansible_collections.sparks.hy3.plugins.module_utils._units import (
     Processes,
+    before_command,
     between_states,
     journal_commands,
     mask_argv,
@@ -745,6 +753,16 @@ class EngineStatus:
         remarks = find_remarks(lines, facts, now=now, running=shown["ActiveState"] == "active")
         return {**facts, "silent_s": silence(lines, now)}, failures, remarks
 
+    def before(self, unit: str, shown: dict[str, str]) -> list[Failure]:
+        """Why the start before this one ended, where systemd has repeated it by itself."""
+        started, now = number(shown.get("InactiveExitTimestamp", "")), time.time()
+        if not started or not number(shown.get("NRestarts", "")):
+            return []
+        lines = last_start(timed(self._run(before_command(unit, started=started)), now=now))
+        since = next((int(line.time) for line in lines if line.time is not None), started)
+        killed = [line for line in kills_of_engines(self._guards(since)) if (line.time or 0) <= started]
+        return find_failures(merged(killed, lines), stopped=True)
+
     def _guards(self, since: int | None) -> list[Line]:
         now = time.time()
         try:
@@ -837,6 +855,7 @@ class EngineStatus:
             "log": log,
             "failure": failures[0] if failures else None,
             "failures": failures,
+            "failures_before": self.before(log_unit, properties[log_unit]) if log_unit and not failures else [],
             "remarks": remarks,
             "troubles": self.troubles(units, memory),
             "health": health,

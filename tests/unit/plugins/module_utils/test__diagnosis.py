@@ -221,6 +221,17 @@ TEST_REASONS: list[tuple[str, dict[str, t.Any], dict[str, t.Any], str, str, str]
         *("spark-2", "oom-node", "no memory left"),
     ),
     (
+        "the start before, where this one has said nothing yet",
+        node(
+            units={SERVE: unit("activating", n_restarts=1)},
+            failures_before=find_failures(
+                timed(at(-30, "OSError: [Errno 28] No space left on device"), now=0), stopped=True
+            ),
+        ),
+        node(),
+        *("spark-1", "disk-full", "A disk is full"),
+    ),
+    (
         "whom the head names",
         head(at(400, "RuntimeError: [pair.cc:534] Connection closed by peer [10.77.0.2]:41877")),
         node(),

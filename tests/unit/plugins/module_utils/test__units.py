@@ -13,6 +13,7 @@ import pytest
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._units import (
     Processes,
+    before_command,
     between_states,
     boot_time,
     innermost_unit,
@@ -218,6 +219,12 @@ TEST_JOURNAL: list[tuple[int | None, list[list[str]]]] = [
 def test_only_the_boot_and_the_newest_lines_are_read(started: int | None, windows: list[list[str]]) -> None:
     commands = journal_commands("abc", started=started, now=10000)
     assert [command[command.index("_SYSTEMD_INVOCATION_ID=abc") + 1 :] for command in commands] == windows
+
+
+def test_what_was_said_before_a_start() -> None:
+    command = before_command("hy3-serve.service", started=10_000)
+    assert command[0] == "journalctl"
+    assert {"_SYSTEMD_UNIT=hy3-serve.service", "--since=@6400", "--until=@10000"} <= set(command)
 
 
 def process(proc: Path, pid: int, *, cgroup: str, cmdline: bytes, environ: bytes) -> None:

@@ -71,6 +71,13 @@ TEST_STEPS: list[tuple[str, dict[str, t.Any], float, type, str]] = [
     ("doubtful-line-in-auto-restart", status(unit=RESTARTING, failure=SEEN), 10, Failed, "has ended (result exit-code"),
     ("restarted", status(unit={"n_restarts": 3}), 10, Failed, "restarted once; its log names no known reason"),
     ("restarted-twice", status(unit={"n_restarts": 4}, failure=SEEN), 10, Failed, "restarted 2 times. No room"),
+    (
+        "restarted-and-silent-since",
+        status(unit={"n_restarts": 3}, failures_before=[SEEN]),
+        10,
+        Failed,
+        "restarted once. No room",
+    ),
     ("failed", status(unit=FAILED), 10, Failed, "is failed (result exit-code, exit status 1)"),
     ("failed-with-a-hint", status(unit=FAILED, failure=SEEN), 10, Failed, "exit status 1). No room"),
     ("stopped", status(unit={"active_state": "inactive"}), 10, Failed, "is inactive (result success"),

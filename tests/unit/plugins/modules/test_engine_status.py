@@ -194,6 +194,21 @@ def test_logs_beside_the_journal(node: Node, tmp_path: Path) -> None:
     assert result["failure"]["rule"] == "qp-refused"
 
 
+def test_why_the_start_before_ended(node: Node) -> None:
+    """systemd has repeated it, and the log of this start says nothing yet."""
+    node.systemd(DEPLOYED | {"NRestarts": "2"})
+    program = (
+        f"import sys\nargs = ' '.join(sys.argv)\nprint({LOST.replace('17960644', '17960640')!r} if "
+        f"'_SYSTEMD_UNIT={SERVE} --since=@1796060860 --until=@1796064460' in args else '')"
+    )
+    node.program("journalctl", program)
+    result = node.status(units=[SERVE], log_unit=SERVE)
+    assert (result["failure"], result["failures"]) == (None, [])
+    assert [one["rule"] for one in result["failures_before"]] == ["cancelled", "engine-failed"]
+    node.systemd(DEPLOYED)
+    assert node.status(units=[SERVE], log_unit=SERVE)["failures_before"] == []
+
+
 def test_what_is_no_failure(node: Node) -> None:
     journal = "1796064480.5 spark-1 vllm[42]: No available shared memory broadcast block found in 60 seconds."
     node.systemd(DEPLOYED, journal=journal)

@@ -22,7 +22,7 @@ GIB = 1073741824
 WORKLOADS = {
     one["id"]: one for one in yaml.safe_load((ROOT / "roles/bench/vars/main.yml").read_text())["__hy3_bench_workloads"]
 }
-UNIT = {"load_state": "loaded", "active_state": "active"}
+UNIT = {"load_state": "loaded", "active_state": "active", "remarks": []}
 
 
 def metrics(drafted: int, accepted: int) -> dict[str, t.Any]:

@@ -67,7 +67,7 @@ MAKES_NOTHING = {
     *("ansible.builtin.getent", "ansible.builtin.import_role", "ansible.builtin.import_tasks", "ansible.builtin.meta"),
     *("ansible.builtin.include_role", "ansible.builtin.include_tasks", "ansible.builtin.include_vars"),
     *("ansible.builtin.ping", "ansible.builtin.set_fact", "ansible.builtin.slurp", "ansible.builtin.stat"),
-    *("ansible.builtin.uri", "ansible.builtin.wait_for"),
+    *("ansible.builtin.uri", "ansible.builtin.wait_for", "ansible.builtin.wait_for_connection"),
     # They wait, ask or measure; what they write meanwhile they take away themselves.
     *("sparks.hy3.chat_smoke", "sparks.hy3.engine_bench", "sparks.hy3.page_cache", "sparks.hy3.paths_absent"),
     *("sparks.hy3.engine_orphans", "sparks.hy3.serve_wait", "sparks.hy3.ssh_probe", "sparks.hy3.transfer_wait"),

@@ -47,7 +47,8 @@ def patches(args: Node) -> list[str]:
 
 def enabled(args: Node) -> list[str]:
     unit = args.get("name", "")
-    return [f"/etc/systemd/system/multi-user.target.wants/{unit}"] if args.get("enabled") else []
+    starts = args.get("enabled") and args.get("state") != "stopped"
+    return [f"/etc/systemd/system/multi-user.target.wants/{unit}"] if starts else []
 
 
 # What each module makes. One that is neither here nor below fails the test: say here what it makes.

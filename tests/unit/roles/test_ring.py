@@ -40,8 +40,9 @@ def render(root: Path, **variables: t.Any) -> str:
 def commands(root: Path, node: str) -> tuple[list[str], list[str]]:
     """The resolver that runs before Ray, and Ray."""
     unit = read_unit((root / node / "hy3-ray.service").read_text())
-    lines = (unit["Service.ExecStartPre"][0], unit["Service.ExecStart"][0])
-    return split_words(lines[0], command=True), split_words(lines[1], command=True)
+    lines = (unit["Service.ExecStartPre"][-1], unit["Service.ExecStart"][0])
+    before = split_words(lines[0], command=True)
+    return before[before.index("--") + 1 :], split_words(lines[1], command=True)
 
 
 def test_units(tmp_path: Path) -> None:

@@ -131,7 +131,9 @@ def _taken_ports(strangers: t.Sequence[Facts], plan: Facts) -> list[str]:
 
 def occupant_problems(listeners: t.Sequence[Facts], plan: Facts, units: t.Mapping[str, Facts]) -> list[str]:
     """One sentence for each stranger that has what ``plan`` needs on this node; empty is good."""
-    strangers = [listener for listener in listeners if listener["unit"] not in OURS]
+    # In a container they are the daemon's, in a scope that the unit's client does not share.
+    ours = {*OURS, *(unit.get("scope") for unit in units.values())}
+    strangers = [listener for listener in listeners if listener["unit"] not in ours]
     return _other_cluster(plan, units) + _other_ray(strangers) + _taken_ports(strangers, plan)
 
 

@@ -77,7 +77,7 @@ def _value_problem(name: str, value: object, option: t.Mapping[str, t.Any]) -> s
     kind, way = KINDS[option["type"]]
     if not _is_of(option["type"], value):
         return f"{name} is {value!r}, and it must be {kind}; {way}."
-    for element in value if isinstance(value, list) else []:
+    for element in value if isinstance(value, list) else [value]:
         choices = option.get("choices") or [element]
         if element not in choices:
             near = get_close_matches(str(element), choices, n=1, cutoff=CUTOFF)

@@ -155,15 +155,8 @@ def is_delegated(pid: int | str, unit: str, *, proc: str = "/proc", cgroup: str 
 
     Without, systemd accepts a limit and the kernel never hears of it. A process that is gone has none.
     """
-    try:
-        paths = parse_cgroups(Path(proc, str(pid), "cgroup").read_text(encoding="utf-8", errors="replace"))
-    except (OSError, MemoryInputError):
-        return False
-    base, parts = _group(paths, Path(cgroup))
-    if unit not in parts:
-        return False
-    own = base.joinpath(*parts[: parts.index(unit) + 1])
-    return (own / ("memory.limit_in_bytes" if "memory" in paths else "memory.max")).exists()
+    own = _own_file(pid, unit, "memory.max", v1="memory.limit_in_bytes", proc=proc, cgroup=cgroup)
+    return own is not None and own.exists()
 
 
 def parse_owners(text: str) -> list[Owner]:
@@ -180,6 +173,19 @@ def oom_kills(pid: int | str, unit: str, *, proc: str = "/proc", cgroup: str = "
 
     systemd makes the group anew for each start, so that the count is that of the current one.
     """
+    own = _own_file(pid, unit, "memory.events", v1="memory.oom_control", proc=proc, cgroup=cgroup)
+    match = re.search(r"^oom_kill ([0-9]{1,20})$", _read(own), re.MULTILINE) if own else None
+    return int(match[1]) if match else None
+
+
+def memory_charged(pid: int | str, unit: str, *, proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> int | None:
+    """Return how many bytes are charged to a unit's control group, or None where that is not counted."""
+    own = _own_file(pid, unit, "memory.current", v1="memory.usage_in_bytes", proc=proc, cgroup=cgroup)
+    return _bytes(_read(own)) if own else None
+
+
+def _own_file(pid: int | str, unit: str, name: str, *, v1: str, proc: str, cgroup: str) -> Path | None:
+    """A file of the control group of a unit or scope that a process is in, None where it is in none of that name."""
     try:
         paths = parse_cgroups(Path(proc, str(pid), "cgroup").read_text(encoding="utf-8", errors="replace"))
     except (OSError, MemoryInputError):
@@ -187,10 +193,7 @@ def oom_kills(pid: int | str, unit: str, *, proc: str = "/proc", cgroup: str = "
     base, parts = _group(paths, Path(cgroup))
     if unit not in parts:
         return None
-    own = base.joinpath(*parts[: parts.index(unit) + 1])
-    name = "memory.oom_control" if "memory" in paths else "memory.events"
-    match = re.search(r"^oom_kill ([0-9]{1,20})$", _read(own / name), re.MULTILINE)
-    return int(match[1]) if match else None
+    return base.joinpath(*parts[: parts.index(unit) + 1], v1 if "memory" in paths else name)
 
 
 def _limits_on_the_way(paths: dict[str, str], root: Path) -> Iterator[tuple[int, str]]:

@@ -10,8 +10,8 @@ module: engine_options
 short_description: Ask the installed engine's own parser about options
 version_added: 0.1.0
 description:
-  - Runs the interpreter of the engine's virtual environment once, has it make the parser of its server and parse the
-    options, and names what to write instead of those that it does not have.
+  - Runs the interpreter of the engine's virtual environment or image once, has it make the parser of its server and
+    parse the options, and names what to write instead of those that it does not have.
   - That imports torch, so it takes 6 to 8 seconds (vLLM 0.32.0 and SGLang 0.5.23 on two CPU cores). Nothing is loaded.
   - A parser that cannot be made (no driver, a broken build) is RV(unknown) and no failure.
 author: The sparks.hy3 contributors (@sparks-hy3)
@@ -29,9 +29,25 @@ options:
     type: str
     default: ''
   venv:
-    description: The virtual environment of the engine.
+    description: The virtual environment of the engine. Exactly one of O(venv) and O(container) is needed.
     type: path
-    required: true
+  container:
+    description: The container image with the engine, instead of O(venv). O(user) is not used then.
+    type: dict
+    suboptions:
+      program:
+        description: What runs containers.
+        type: str
+        choices: [docker, podman]
+        required: true
+      image:
+        description: The image.
+        type: str
+        required: true
+      owner:
+        description: Numeric ids of the user that runs the engine and of that user's group, for instance V(1000:1000).
+        type: str
+        required: true
   arguments:
     description: The options as the server gets them, without the model.
     type: list
@@ -93,16 +109,23 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.sparks.hy3.plugins.module_utils._container import inspecting_argv
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_options import command, parse_answer, problems_of
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 
 
 def ask(module: AnsibleModule) -> dict[str, t.Any]:
-    params = module.params
-    asking = command(params["engine"], f"{params['venv']}/bin/python", params["arguments"], timeout=params["timeout"])
+    params, container = module.params, module.params["container"]
+    given = {name: str(value) for name, value in params["environment"].items()}
+    python = "python3" if container else f"{params['venv']}/bin/python"
+    asking = command(params["engine"], python, params["arguments"], timeout=params["timeout"])
     # What Ansible's own interpreter finds is not the engine's.
-    environment = {"PYTHONPATH": "", **{name: str(value) for name, value in params["environment"].items()}}
-    if params["user"]:
+    environment = {"PYTHONPATH": "", **({} if container else given)}
+    if container:
+        asking = inspecting_argv(
+            asking, container["program"], image=container["image"], user=container["owner"], environment=given
+        )
+    elif params["user"]:
         # runuser leaves the environment as it is, but for what says who one is.
         asking = ["runuser", "-u", params["user"], "--", *asking]
     begin = time.monotonic()
@@ -132,12 +155,22 @@ def main() -> None:
         argument_spec={
             "engine": {"type": "str", "choices": ["vllm", "sglang"], "required": True},
             "version": {"type": "str", "default": ""},
-            "venv": {"type": "path", "required": True},
+            "venv": {"type": "path"},
+            "container": {
+                "type": "dict",
+                "options": {
+                    "program": {"type": "str", "choices": ["docker", "podman"], "required": True},
+                    "image": {"type": "str", "required": True},
+                    "owner": {"type": "str", "required": True},
+                },
+            },
             "arguments": {"type": "list", "elements": "str", "required": True},
             "environment": {"type": "dict", "default": {}},
             "user": {"type": "str"},
             "timeout": {"type": "int", "default": 120},
         },
+        mutually_exclusive=[("venv", "container")],
+        required_one_of=[("venv", "container")],
         supports_check_mode=True,
     )
     module.exit_json(changed=False, **ask(module))

@@ -55,6 +55,13 @@ options:
   ray_python:
     description: Path of the Python interpreter of the engine's virtual environment. Required with O(ray_address).
     type: path
+  ray_launcher:
+    description:
+      - Words before O(ray_python) that run it where Ray is, for instance V([docker, exec, hy3-ray]). None
+        if Ray runs on the node itself.
+    type: list
+    elements: str
+    default: []
   ray_address:
     description: Address and port of the Ray head, for example V(192.168.100.1:6379).
     type: str
@@ -121,7 +128,9 @@ units:
       type: int
       returned: always
     main_pid:
-      description: Process id of the main process, or null.
+      description:
+        - Process id of the main process, or null. Of a unit that is the client of a container (docker, podman) it is
+          the first process in the container, as the node counts it, and the same holds for all that follows.
       type: int
       returned: always
       sample: 4242
@@ -191,6 +200,11 @@ units:
       description: Soft limit of locked memory of the main process in bytes, or null for unlimited.
       type: int
       returned: always
+    scope:
+      description: The systemd scope of the unit's container, or null where it has none that runs.
+      type: str
+      returned: always
+      sample: docker-6f1c0e9d3b5a7c2e4d6f8091a2b3c4d5e6f70812a3b4c5d6e7f8091a2b3c4d5e.scope
     argv:
       description: Arguments of the main process, byte for byte; only the values of key flags are masked.
       type: list
@@ -489,6 +503,12 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.sparks.hy3.plugins.module_utils._container import (
+    Inside,
+    client_of,
+    inspect_command,
+    parse_inspect,
+)
 from ansible_collections.sparks.hy3.plugins.module_utils._engine_failures import (
     Failure,
     find_failure,
@@ -506,6 +526,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._engine_processes impor
 from ansible_collections.sparks.hy3.plugins.module_utils._errors import Hy3Error
 from ansible_collections.sparks.hy3.plugins.module_utils._memory import (
     is_delegated,
+    memory_charged,
     memory_limit,
     oom_kills,
     parse_meminfo,
@@ -560,6 +581,12 @@ class EngineStatus:
     def unit(self, name: str, shown: dict[str, str]) -> dict[str, t.Any]:
         processes = Processes()
         pid = number(shown["MainPID"]) or None
+        # A container's processes are no children of the unit, and its client tells nothing about them.
+        client = client_of(processes.argv(pid)) if pid else None
+        inside = self.inside(*client) if client else None
+        if client:
+            pid = inside.pid if inside else None
+        group = inside.scope if inside else name
         started_with = (processes.environment(pid, ["HY3_DIGEST"]) or {}) if pid else {}
         return {
             "description": shown.get("Description", name),
@@ -574,14 +601,22 @@ class EngineStatus:
             "active_since": number(shown.get("ActiveEnterTimestamp", "")),
             "started": processes.started(pid) if pid else None,
             "digest": started_with.get("HY3_DIGEST"),
-            "memory_current": number(shown.get("MemoryCurrent", "")),
+            "memory_current": memory_charged(pid, group) if inside else number(shown.get("MemoryCurrent", "")),
             "memory_max": number(shown.get("MemoryMax", "")),
-            "oom_kills": oom_kills(pid, name) if pid else None,
-            **self.limits(pid, name),
+            "oom_kills": oom_kills(pid, group) if pid else None,
+            **self.limits(pid, group),
             "memlock": processes.memlock(pid) if pid else None,
+            "scope": inside.scope if inside else None,
             "argv": mask_argv(processes.argv(pid)) if pid else [],
-            "processes": processes.of_unit(name, self.params["environment"]),
+            "processes": processes.of_unit(group, self.params["environment"]),
         }
+
+    def inside(self, program: str, name: str) -> Inside | None:
+        """The container that a unit's client runs, None while there is none."""
+        try:
+            return parse_inspect(program, self._run(inspect_command(program, name)))
+        except Hy3Error:
+            return None
 
     @staticmethod
     def limits(pid: int | None, unit: str) -> dict[str, t.Any]:
@@ -663,16 +698,17 @@ class EngineStatus:
         address, timeout = self.params["ray_address"], self.params["timeout"]
         if not address:
             return None
-        python = self.params["ray_python"]
+        words = [*self.params["ray_launcher"], self.params["ray_python"]]
+        asking = membership_command(self.params["ray_python"], address=address, timeout=timeout)
         try:
             rc, stdout, stderr = self.module.run_command(
-                membership_command(python, address=address, timeout=timeout),
+                [*self.params["ray_launcher"], *asking],
                 environ_update=membership_environment(self.params["ray_token_file"]),
                 expand_user_and_vars=False,
                 handle_exceptions=False,
             )
         except OSError as error:
-            return {"nodes": None, "error": f"ray_python {python} cannot be run: {error.strerror}"}
+            return {"nodes": None, "error": f"ray_python {' '.join(words)} cannot be run: {error.strerror}"}
         if rc != 0:
             return {"nodes": None, "error": membership_error(rc, stderr=stderr, address=address, timeout=timeout)}
         return {"nodes": parse_membership(stdout), "error": None}
@@ -709,6 +745,7 @@ def main() -> None:
             "api_url": {"type": "str"},
             "api_key": {"type": "str", "no_log": True},
             "ray_python": {"type": "path"},
+            "ray_launcher": {"type": "list", "elements": "str", "default": []},
             "ray_address": {"type": "str"},
             "ray_token_file": {"type": "path", "no_log": False},
             "timeout": {"type": "int", "default": 20},

@@ -205,6 +205,7 @@ class Golden:
     profile: str
     nodes: dict[str, Node]
     nccl: str | None = None
+    packages = "/opt/hy3/venv"  # where the resolver looks for NCCL's version
     ranks: str  # the unit that they live in
     variables: t.ClassVar[dict[str, t.Any]] = {}  # beside the inventory's
     environment: dict[str, Comparison]  # of the ranks
@@ -268,7 +269,11 @@ class Golden:
             }
             for name, node in cls.nodes.items()
         }
-        done = render_units(root, facts, inventory=cls.inventory, **cls.variables)
+        return cls.render(root, facts)
+
+    @classmethod
+    def render(cls, root: Path, nodes: dict[str, t.Any]) -> Rendered:
+        done = render_units(root, nodes, inventory=cls.inventory, **cls.variables)
         assert done.returncode == 0, done.stdout + done.stderr
         return Rendered(root)
 
@@ -307,7 +312,7 @@ class Golden:
             links, rest = taken(resolver[3:], "--link")
             options = read_options(rest)
             assert (options.pop("output"), options.pop("sysfs-root")) == (f"/run/{self.ranks}/fabric.env", "/sys")
-            assert options.pop("venv") == "/opt/hy3/venv"
+            assert options.pop("venv") == self.packages
             found = self.resolved(
                 sysfs,
                 node,

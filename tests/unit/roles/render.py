@@ -56,14 +56,20 @@ def run_playbook(
 
 
 def render_units(
-    root: Path, nodes: t.Mapping[str, t.Any], *, inventory: str = "sparks", **variables: t.Any
+    root: Path,
+    nodes: t.Mapping[str, t.Any],
+    *,
+    inventory: str = "sparks",
+    more: t.Mapping[str, t.Any] | None = None,
+    **variables: t.Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Write the units of each node to ``root/NODE``; ``nodes`` has the fact ``hy3_node`` of each."""
+    """Write the units of each node to ``root/NODE``; ``nodes`` has the fact ``hy3_node`` of each, ``more`` others."""
     facts = {
         "hy3_node": nodes,
         "hy3_checkpoint": {"digest": "0" * 64},
         "hy3_engine": {"torch": "2.11.0"},  # part of the digest and of nothing else
         "hy3_patches": {"digest": "1" * 64},
+        **(more or {}),
     }
     return run_playbook(
         "render", root, {"render_dir": str(root), "render_facts": facts, **variables}, inventory=inventory

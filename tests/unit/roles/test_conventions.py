@@ -36,7 +36,7 @@ FACTS = {
     "profile": {"hy3_plan"},
     "preflight": {"hy3_node"},
     "checkpoint": {"hy3_checkpoint"},
-    "engine": {"hy3_engine"},
+    "engine": {"hy3_engine", "hy3_container"},
     "engine_patch": {"hy3_patches"},
     "bench": {"hy3_bench"},
     "report": {"hy3_report", "hy3_failure"},
@@ -261,7 +261,7 @@ SGLANG: dict[str, set[str]] = {
 }
 # Keys that not every profile has, where all others are a slip of the pen.
 OPTIONAL = {
-    "": {"packages", "notice", "speculative_args"},
+    "": {"packages", "image", "notice", "speculative_args"},
     "checkpoint": {"repository", "shards", "size_gb"},
     "memory": {"needs", "engine_overhead", "floor"},
 }

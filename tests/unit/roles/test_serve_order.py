@@ -13,16 +13,18 @@ import pytest
 from ansible_collections.sparks.hy3.tests.unit.roles.render import run_playbook
 from ansible_collections.sparks.hy3.tests.unit.roles.systemctl import Tasks, changes, install, moved
 
+CONTAINER = {"program": "/nonexistent/docker", "image": "hy3", "site": "/s", "prefix": "/p", "copies": "/p/s"}
 SGLANG = {"hy3_profile": "vroomfondel_w4a4_tp4", "hy3_engine_args": {"tensor-parallel-size": 2}}
 
 
 def play(root: Path, monkeypatch: pytest.MonkeyPatch, state: str, **variables: t.Any) -> Tasks:
     install(root, monkeypatch, state)
     facts = {
-        "hy3_node": {f"spark-{n}": {"fabric_env": {}, "interface": "enp1s0f1np1"} for n in (1, 2)},
+        "hy3_node": {f"spark-{n}": {"fabric_env": {}, "interface": "enp1s0f1np1", "owner": "1:2"} for n in (1, 2)},
         "hy3_checkpoint": {"digest": "0" * 64},
         "hy3_engine": {"vllm": "0.24.0", "sglang": "0.5.23"},
         "hy3_patches": {"digest": "1" * 64, "patches": []},
+        "hy3_container": CONTAINER,
     }
     (root / "model").mkdir()
     given = {"serve_facts": facts, "hy3_checkpoint_dir": str(root / "model"), "hy3_firewall": False, **variables}
@@ -42,7 +44,10 @@ ALL_RANKS = [
 ]
 
 
-@pytest.mark.parametrize("variables", [SGLANG, {"hy3_executor": "mp"}], ids=["sglang", "vllm"])
+IN_CONTAINERS = {"hy3_executor": "mp", "hy3_launch": "docker", "hy3_image": "hy3"}
+
+
+@pytest.mark.parametrize("variables", [SGLANG, {"hy3_executor": "mp"}, IN_CONTAINERS], ids=["sglang", "vllm", "docker"])
 def test_all_ranks_restart_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, t.Any]
 ) -> None:

@@ -66,6 +66,16 @@ def test_a_second_run_meets_its_own() -> None:
     assert occupant_problems(OURS, PLAN, OURS_RUNS) == []
 
 
+def test_a_second_run_meets_its_own_in_containers() -> None:
+    """Whose processes are in scopes of the daemon's. Another container's are a stranger's."""
+    scopes = {"hy3-ray.service": "docker-1.scope", "hy3-serve.service": None}
+    running = {name: unit | {"scope": scopes[name]} for name, unit in OURS_RUNS.items()}
+    inside = [one | {"unit": "docker-1.scope"} for one in OURS[:2]]
+    assert occupant_problems(inside, PLAN, running) == []
+    (problem,) = occupant_problems([*inside, listener(8000, "vllm", "docker-2.scope")], PLAN, running)
+    assert problem.startswith("Port 8000 (hy3_api_port) is in use by vllm (pid 812, docker-2.scope)")
+
+
 def test_a_worker_needs_none_of_the_heads_ports() -> None:
     assert len(occupant_problems(HEAD_ONLY, PLAN, NOT_DEPLOYED)) == len(HEAD_ONLY)
     assert occupant_problems(HEAD_ONLY, PLAN | {"node": {"is_head": False}}, NOT_DEPLOYED) == []

@@ -54,6 +54,10 @@ PROBLEMS: dict[str, tuple[dict[str, object], str]] = {
         {"hy3_firewall": "maybe"},
         "hy3_firewall is 'maybe', and it must be true or false; write one of them.",
     ),
+    "a word that is none of a few": (
+        {"hy3_launch": "dockr"},
+        "hy3_launch has 'dockr', and it knows venv, docker, podman only; write docker.",
+    ),
     "half a number": (
         {"hy3_start_timeout": 1.5},
         "hy3_start_timeout is 1.5, and it must be a whole number; write its digits.",

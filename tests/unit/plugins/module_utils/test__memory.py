@@ -15,6 +15,7 @@ from ansible_collections.sparks.hy3.plugins.module_utils._memory import (
     Owner,
     format_gib,
     is_delegated,
+    memory_charged,
     memory_limit,
     oom_kills,
     parse_cgroups,
@@ -351,6 +352,25 @@ def test_oom_kills(tmp_path: Path, cgroups: str, files: dict[str, str], kills: i
     assert oom_kills(7, "hy3-ray.service", **plant(tmp_path, cgroups, files)) == kills
 
 
+# id, /proc/PID/cgroup, files below the cgroup mount, bytes charged
+SCOPE = f"docker-{'6f' * 32}.scope"
+TEST_CHARGED: list[tuple[str, str, dict[str, str], int | None]] = [
+    ("v2", f"0::/hy3.slice/{SCOPE}\n", {f"hy3.slice/{SCOPE}/memory.current": "4096\n"}, 4096),
+    ("podman's own level", f"0::/hy3.slice/{SCOPE}/container\n", {f"hy3.slice/{SCOPE}/memory.current": "4096"}, 4096),
+    ("v1", f"4:memory:/hy3.slice/{SCOPE}\n", {f"memory/hy3.slice/{SCOPE}/memory.usage_in_bytes": "4096"}, 4096),
+    ("the slice's is not the container's", f"0::/hy3.slice/{SCOPE}\n", {"hy3.slice/memory.current": "4096"}, None),
+    ("another's", "0::/system.slice/x.scope\n", {"system.slice/x.scope/memory.current": "4096"}, None),
+    ("garbage", "garbage\n", {}, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "files", "charged"), [case[1:] for case in TEST_CHARGED], ids=[case[0] for case in TEST_CHARGED]
+)
+def test_memory_charged(tmp_path: Path, cgroups: str, files: dict[str, str], charged: int | None) -> None:
+    assert memory_charged(7, SCOPE, **plant(tmp_path, cgroups, files)) == charged
+
+
 @pytest.mark.parametrize("read", [memory_limit, swap_limit], ids=["memory", "swap"])
 def test_limit_of_a_dead_process(tmp_path: Path, read: Callable[..., object]) -> None:
     with pytest.raises(MemoryInputError, match="Cannot read the cgroup of process 7 "):
@@ -408,6 +428,7 @@ def test_any_cgroup(
     where = plant(tmp_path_factory.mktemp("any"), cgroups, {**files, "memory/memory.stat": stat}, meminfo)
     is_delegated(7, "hy3-ray.service", **where)
     oom_kills(7, "hy3-ray.service", **where)
+    memory_charged(7, "hy3-ray.service", **where)
     for read in (lambda: memory_limit(7, **where).limit, lambda: swap_limit(7, **where)):
         try:
             limit = read()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -64,6 +65,24 @@ def test_a_parser_that_cannot_be_made_is_no_failure(venv: Path) -> None:
     done = run_module("engine_options", engine="vllm", venv=str(venv), arguments=["--x"])
     assert done["problems"] == []
     assert done["unknown"] == "ModuleNotFoundError: No module named 'vllm.utils.argparse_utils'"
+
+
+def test_it_asks_in_a_container(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for docker, which shows what the container would have: the environment, the user, no network."""
+    docker = venv / "bin/docker"
+    docker.write_text(
+        '#!/bin/sh\ncase "$*" in *"--network none"*"--user 1:2"*|*"--user 1:2"*"--network none"*) ;; *) exit 9;; esac\n'
+        'while [ "$1" != --entrypoint ]; do if [ "$1" = --env ]; then export "$2"; fi; shift; done\n'
+        f'[ "$2 $3" = "python3 hy3:1" ] || exit 8\nshift 3\nexec {venv}/bin/python "$@"\n'
+    )
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{venv}/bin:{os.environ['PATH']}")
+    container = {"program": "docker", "image": "hy3:1", "owner": "1:2"}
+    asked = {"engine": "vllm", "container": container, "environment": {"ENGINE_DTYPE": "half"}, "user": "nobody"}
+    done = run_module("engine_options", arguments=["--dtype", "half"], **asked)
+    assert (done["problems"], done["unknown"]) == ([], None)
+    done = run_module("engine_options", arguments=["--dtype", "auto"], **asked)
+    assert "invalid choice: 'auto'" in done["problems"][0]
 
 
 def test_no_interpreter(tmp_path: Path) -> None:

@@ -103,6 +103,56 @@ def test_running_unit(node: Node) -> None:
     assert time.time() - 3600 * 24 < unit["started"] <= time.time()
 
 
+CONTAINER = "6f1c0e9d3b5a7c2e" * 4
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> t.Iterator[subprocess.Popen[bytes]]:
+    """A process with the arguments of docker's client, as a unit's main process is."""
+    (tmp_path / "run").write_text("read line\n")
+    words = [str(tmp_path / "docker"), "run", "--name", "hy3-serve", "hy3:1"]
+    with subprocess.Popen(words, executable="/bin/sh", cwd=tmp_path, stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def test_unit_in_a_container(node: Node, client: subprocess.Popen[bytes]) -> None:
+    """What runs in it counts, and not its client."""
+    with subprocess.Popen(["sleep", "60"], env={"HY3_DIGEST": "abc"}) as inner:
+        node.systemd(DEPLOYED | {"MainPID": str(client.pid), "MemoryCurrent": "1000"})
+        node.program(
+            "docker", f"assert sys.argv[1:3] == ['container', 'inspect'], sys.argv\nprint('{CONTAINER} {inner.pid}')"
+        )
+        unit = node.status(units=[SERVE])["units"][SERVE]
+        inner.kill()
+    assert (unit["main_pid"], unit["digest"], unit["argv"]) == (inner.pid, "abc", ["sleep", "60"])
+    assert unit["scope"] == f"docker-{CONTAINER}.scope"
+    # It is not in that scope here.
+    assert (unit["memory_current"], unit["memory_delegated"], unit["processes"]) == (None, False, [])
+
+
+def test_container_that_is_not_up_yet(node: Node, client: subprocess.Popen[bytes]) -> None:
+    node.systemd(DEPLOYED | {"MainPID": str(client.pid)})
+    node.program("docker", "sys.exit('Error response from daemon: No such container: hy3-serve')")
+    unit = node.status(units=[SERVE])["units"][SERVE]
+    assert (unit["main_pid"], unit["digest"], unit["scope"], unit["memlock"]) == (None, None, None, None)
+
+
+def test_ray_in_a_container(node: Node) -> None:
+    docker = node.program(
+        "docker",
+        "assert sys.argv[1:5] == ['exec', 'hy3-ray', 'python3', '-I'], sys.argv\n"
+        'print(\'[["10.77.0.1", true, {"GPU": 1.0}]]\')',
+    )
+    arguments = {"ray_python": "python3", "ray_address": "10.77.0.1:6379"}
+    result = node.status(ray_launcher=[docker, "exec", "hy3-ray"], **arguments)
+    assert result["ray"]["nodes"] == [{"address": "10.77.0.1", "alive": True, "gpus": 1, "head": False}]
+    result = node.status(ray_launcher=["/nonexistent/docker", "exec", "hy3-ray"], **arguments)
+    assert result["ray"]["error"] == (
+        "ray_python /nonexistent/docker exec hy3-ray python3 cannot be run: No such file or directory"
+    )
+
+
 # (id, properties that differ, words of the way out)
 TEST_FAILURES: list[tuple[str, dict[str, str], str]] = [
     ("failed", {"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}, "patch P1"),

@@ -96,9 +96,12 @@ def _readable(unit: Facts, plan: Facts, environment: Facts) -> list[str]:
     return [plan["checkpoint_path"], *named, *code, *unit.get("secret_files", [])]
 
 
-def _limits(cap: str) -> list[str]:
-    """The container's processes are the daemon's children and not the unit's, so the unit's caps do not bind them."""
-    size = parse_size(cap or None)
+def _limits(cap: str | int) -> list[str]:
+    """The container's processes are the daemon's children and not the unit's, so the unit's caps do not bind them.
+
+    ``cap`` is a size of systemd, a number of bytes, or empty for none.
+    """
+    size = parse_size(str(cap) or None)
     memory = [] if size is None else ["--memory", str(size), "--memory-swap", str(size)]
     return [
         *("--cgroup-parent", _SLICE, *memory, "--pids-limit", "-1"),

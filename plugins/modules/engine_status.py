@@ -601,7 +601,7 @@ class EngineStatus:
             "active_since": number(shown.get("ActiveEnterTimestamp", "")),
             "started": processes.started(pid) if pid else None,
             "digest": started_with.get("HY3_DIGEST"),
-            "memory_current": memory_charged(pid, group) if inside else number(shown.get("MemoryCurrent", "")),
+            "memory_current": memory_charged(inside.pid, group) if inside else number(shown.get("MemoryCurrent", "")),
             "memory_max": number(shown.get("MemoryMax", "")),
             "oom_kills": oom_kills(pid, group) if pid else None,
             **self.limits(pid, group),

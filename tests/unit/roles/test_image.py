@@ -75,6 +75,7 @@ def test_check_first_and_second_run(nodes: Nodes) -> None:
     assert changed(done) == [2, 2]
     for name in NODES:
         answer = nodes.answer(name)
+        assert answer["node"] == {"owner": f"{os.getuid()}:{os.getgid()}", "nccl": "2.28.9"}
         versions = {"vllm": "0.24.0", "torch": "2.11.0+cu130", "ray": "2.60.0", "python": "3.12.11"}
         assert answer["engine"] == versions | {"image": DIGEST}
         assert (answer["container"]["image"], answer["judged"]) == (PINNED, "0.24.0")

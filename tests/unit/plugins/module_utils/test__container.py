@@ -83,6 +83,7 @@ def test_the_whole_of_one_unit() -> None:
 # (id, unit's changes, plan's changes, environment, words that must be there, words that must not)
 TEST_PARTS: list[tuple[str, dict[str, t.Any], dict[str, t.Any], dict[str, str], list[str], list[str]]] = [
     ("no cap", {"cap": ""}, {}, {}, ["--cgroup-parent"], ["--memory", "--memory-swap"]),
+    ("a cap in bytes", {"cap": 120259084288}, {}, {}, ["--memory", "120259084288"], []),
     ("no ranks", {}, {}, {}, [], ["--device", "--env-file"]),
     ("a JSON argument", {}, {}, {}, ['{"method":"mtp"}'], []),
     ("a user's HF_HOME", {}, {}, {"HF_HOME": "/srv/hf"}, ["HF_HOME=/srv/hf", *mount("/srv/hf", writable=True)], []),

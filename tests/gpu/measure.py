@@ -106,7 +106,7 @@ def machine(run: Run) -> None:
         subprocess.Popen([*writer, str(MODELS / name), "--algorithm", algorithm, f"--acceptance={ACCEPTANCE}"])
         for name, algorithm in CHECKPOINTS.items()
     ]
-    run.must("machine", "both checkpoints are written", not any([one.wait() for one in writers]))
+    run.must("machine", "both checkpoints are written", {one.wait() for one in writers} == {0})
     Path("/etc/hy3/vllm").mkdir(parents=True, exist_ok=True)
 
 

@@ -16,25 +16,30 @@ import pytest
 PROGRAM = """\
 #!{python}
 import sys
-state = {state!r}
+state, enabled = {state!r}, {enabled!r}
 loaded = "loaded" if state else "not-found"
 units = [word for word in sys.argv if word.endswith((".service", ".slice"))]
 block = ["Id=x", "Description={description}", f"LoadState={{loaded}}", f"ActiveState={{state or 'inactive'}}"]
-block += ["SubState=running", "MainPID=0", "Result=success", "NRestarts=0", "ExecMainStatus=0", "UnitFileState=static"]
-block += ["InvocationID="]
+block += ["SubState=running", "MainPID=0", "Result=success", "NRestarts=0", "ExecMainStatus=0"]
+block += ["InvocationID=", f"UnitFileState={{enabled}}"]
 if "show" in sys.argv:
     print("\\n\\n".join("\\n".join(block) for _unit in units))
 elif "is-active" in sys.argv:
     print(state or "inactive")
+elif "is-enabled" in sys.argv:
+    print(enabled)
+    sys.exit(enabled == "disabled")
 """
 Tasks = list[tuple[str, set[str]]]
 
 
-def install(root: Path, monkeypatch: pytest.MonkeyPatch, state: str, *, description: str = "x") -> None:
-    """Come before the real one, with every unit in one state (unknown if empty)."""
+def install(
+    root: Path, monkeypatch: pytest.MonkeyPatch, state: str, *, description: str = "x", enabled: str = "enabled"
+) -> None:
+    """Come before the real one, with every unit in one state (unknown if empty), and enabled, disabled or static."""
     (root / "bin").mkdir()
     program = root / "bin/systemctl"
-    program.write_text(PROGRAM.format(python=sys.executable, state=state, description=description))
+    program.write_text(PROGRAM.format(python=sys.executable, state=state, description=description, enabled=enabled))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{root}/bin:{os.environ['PATH']}")
 

@@ -16,8 +16,10 @@ from ansible_collections.sparks.hy3.tests.unit.roles.systemctl import Tasks, cha
 SGLANG = {"hy3_profile": "vroomfondel_w4a4_tp4", "hy3_engine_args": {"tensor-parallel-size": 2}}
 
 
-def play(root: Path, monkeypatch: pytest.MonkeyPatch, state: str, **variables: t.Any) -> Tasks:
-    install(root, monkeypatch, state)
+def play(
+    root: Path, monkeypatch: pytest.MonkeyPatch, state: str, *, enabled: str = "enabled", **variables: t.Any
+) -> Tasks:
+    install(root, monkeypatch, state, enabled=enabled)
     facts = {
         "hy3_node": {f"spark-{n}": {"fabric_env": {}, "interface": "enp1s0f1np1"} for n in (1, 2)},
         "hy3_checkpoint": {"digest": "0" * 64},
@@ -69,3 +71,21 @@ def test_with_ray_the_engine_stops_before_any_raylet(tmp_path: Path, monkeypatch
         ("Unit | Of the others, stop hy3-serve", {"spark-2"}),  # systemctl of the test forgets
         ("Unit | Restart hy3-serve", {"spark-1"}),
     ]
+
+
+# Whether units start with the node, what a user says: whether that changes.
+WITH_THE_NODE: dict[str, tuple[str, dict[str, t.Any], bool]] = {
+    "first time": ("disabled", {}, True),
+    "second time": ("enabled", {}, False),
+    "switched off": ("enabled", {"hy3_restart": False}, True),
+    "still off": ("disabled", {"hy3_restart": False}, False),
+}
+
+
+@pytest.mark.parametrize(("enabled", "variables", "changes_it"), WITH_THE_NODE.values(), ids=WITH_THE_NODE)
+def test_what_ran_starts_with_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: str, variables: dict[str, t.Any], changes_it: bool
+) -> None:
+    tasks = play(tmp_path, monkeypatch, "active", enabled=enabled, hy3_executor="mp", **variables)
+    found = [hosts for name, hosts in tasks if name.startswith("Unit | Let hy3-serve start with the node") and hosts]
+    assert found == ([{"spark-1"}, {"spark-2"}] if changes_it else [])

@@ -27,6 +27,26 @@ CLUSTERS: dict[str, tuple[str, dict[str, t.Any], Tasks]] = {
 }
 
 
+# The cluster that the units name, whether they start with the node: what a stop of `sparks` changes though none runs.
+RESTING: dict[str, tuple[str, str, Tasks]] = {
+    "its own": ("sparks", "enabled", STOPPED),
+    "its own that stays down": ("sparks", "disabled", []),
+    "a firewall": ("sparks", "static", []),
+    "another's": ("east", "enabled", []),
+}
+
+
+@pytest.mark.parametrize(("cluster", "enabled", "expected"), RESTING.values(), ids=RESTING)
+def test_what_is_stopped_does_not_start_with_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str, enabled: str, expected: Tasks
+) -> None:
+    install(tmp_path, monkeypatch, "inactive", description=f"Hy3: Ray head of cluster {cluster}", enabled=enabled)
+    done = run_playbook("stop", tmp_path, {}, "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert moved(changes(done.stdout)) == expected
+    assert ("would start with the node as" in done.stdout) == (cluster == "east")
+
+
 @pytest.mark.parametrize(("cluster", "variables", "expected"), CLUSTERS.values(), ids=CLUSTERS)
 def test_only_ones_own_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str, variables: dict[str, t.Any], expected: Tasks

@@ -62,3 +62,17 @@ def test_a_profile_that_is_work_in_progress_says_so() -> None:
     text = TEMPLATE.render(hy3_report=report, hy3_plan=PLAN, __hy3_report_file="x", __hy3_report_status={})
     assert f"  Note     {notice}" in text.splitlines()
     assert "work in progress" in notice
+
+
+def test_what_there_is_to_say_of_a_node_s_units() -> None:
+    unit = {"load_state": "loaded", "active_state": "activating", "remarks": ["hy3-ray.service waits: x.", "And y."]}
+    node = {"address": "10.77.0.2", "gid_index": None, "unreachable": False, "memory": None}
+    nodes = {"spark-2": node | {"units": {"hy3-ray.service": unit}}, "spark-3": node | {"units": {}}}
+    text = TEMPLATE.render(
+        hy3_report=REPORT | {"expected": {}, "nodes": nodes},
+        hy3_plan=PLAN,
+        __hy3_report_file="x",
+        __hy3_report_status={},
+    )
+    at = text.splitlines().index("  spark-2  10.77.0.2  hy3-ray.service activating")
+    assert text.splitlines()[at + 1 : at + 4] == ["    hy3-ray.service waits: x.", "    And y.", "  spark-3  10.77.0.2"]
